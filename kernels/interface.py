@@ -1,5 +1,5 @@
-"""The one paged-attention interface. Every backend (torch reference, C++, Triton) implements these two functions
-over one cache layout, so that they can be swapped for and compared with each other.
+"""The one paged-attention interface. Every backend (torch reference, C++, Triton) implements these two
+functions over one cache layout, so that they can be swapped for and compared with each other.
 
 Shapes: T tokens of this iteration, S rows, Hq query heads, Hk key/value heads (Hq % Hk == 0), D head size,
 bs tokens in a block, N blocks.
@@ -41,4 +41,5 @@ class AttentionBackend(Protocol):
         max_q_len: int,
         out: torch.Tensor,  # [T, Hq, D], written in place
     ) -> None:
-        """Causal attention over the paged cache: query i of row s sits at position kv_len[s] - qlen[s] + i."""
+        """Causal attention over the paged cache: query i of row s sits at position kv_len[s] - qlen[s] +
+        i."""
