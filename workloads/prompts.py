@@ -1,7 +1,7 @@
 """Prompts: token ids for the segments of a request, cut from a text that the project ships.
 
-A request names its prompt as segments, (segment_id, tokens). A segment is a slice of the corpus at an offset that
-hashes from (seed, segment_id). So two requests that share a segment share its tokens, in every process and on
+A request names its prompt as segments, (segment_id, tokens). A segment is a slice of the corpus at an offset
+that hashes from (seed, segment_id). So two requests that share a segment share its tokens, in every process and on
 every machine, and a schedule needs no room for prompts. The corpus wraps around, so that any length is exact.
 """
 
@@ -24,7 +24,7 @@ def load_text() -> str:
 
 
 class PromptBook:
-    """Token ids by segment. `corpus_tokens` is `load_text()` as token ids of the served model, a flat array."""
+    """Token ids by segment. `corpus_tokens` is `load_text()` as flat token ids of the served model."""
 
     def __init__(self, corpus_tokens: np.ndarray, seed: int) -> None:
         corpus = np.asarray(corpus_tokens)
@@ -42,7 +42,7 @@ class PromptBook:
         return int.from_bytes(digest, "big") % self._corpus.size
 
     def segment_tokens(self, segment_id: str, tokens: int) -> np.ndarray:
-        """The ids of one segment, int64, shape (tokens,). Of two lengths of one id, the longer begins with the other."""
+        """The ids of one segment, int64, shape (tokens,). A longer one of the same id begins with it."""
         if tokens < 0:
             raise WorkloadError(f"segment {segment_id}: tokens={tokens}, needs 0 or more")
         start = self.offset(segment_id)

@@ -17,6 +17,7 @@ from workloads.errors import WorkloadError
 
 SCHEMA_VERSION = 1
 CANCEL_KINDS = ("none", "before_first_token", "after_tokens", "after_s")
+_FLOATS = ("arrival_s", "deadline_ms", "cancel_value", "timeout_s")
 _METADATA_KEY = b"batchmark.schedule"
 
 
@@ -53,7 +54,8 @@ class ScheduledRequest:
             raise WorkloadError(f"request {self.id}: arrival_s={self.arrival_s}, needs a time of 0 or more")
         if self.prompt_tokens < 1 or self.prompt_tokens != sum(tokens for _, tokens in self.segments):
             raise WorkloadError(
-                f"request {self.id}: prompt_tokens={self.prompt_tokens}, needs to be the sum of its segments, at least 1"
+                f"request {self.id}: prompt_tokens={self.prompt_tokens}, "
+                "needs to be the sum of its segments, at least 1"
             )
         if not 1 <= self.stop_after <= self.max_tokens:
             raise WorkloadError(
@@ -87,11 +89,11 @@ class Schedule:
         return iter(self.requests)
 
     def sha256(self) -> str:
-        """Hex digest over the seed (prompts are cut by it) and every column of every request: two schedules with one
-        digest send the same bytes at the same times. Names, notes and the planned rate do not count."""
+        """Hex digest over the seed (prompts are cut by it) and every column of every request: two schedules
+        with one digest send the same bytes at the same times. Names, notes and planned rate do not count."""
         digest = hashlib.sha256(f"batchmark schedule {SCHEMA_VERSION} seed {self.seed}\n".encode())
         for request in self.requests:
-            row = [getattr(request, f.name) for f in fields(ScheduledRequest)]
+            row = [_canonical(f.name, getattr(request, f.name)) for f in fields(ScheduledRequest)]
             digest.update(json.dumps(row, ensure_ascii=True, separators=(",", ":")).encode())
             digest.update(b"\n")
         return digest.hexdigest()
@@ -119,7 +121,7 @@ class Schedule:
 
     @classmethod
     def from_parquet(cls, path: str | Path) -> Schedule:
-        """Read what `to_parquet` wrote. Raises WorkloadError when the file is missing or is something else."""
+        """Read what `to_parquet` wrote. Raises WorkloadError when it is missing or something else."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -134,7 +136,8 @@ class Schedule:
         about = json.loads(raw)
         if about["schema_version"] != SCHEMA_VERSION:
             raise WorkloadError(
-                f"schedule {path}: has schema_version {about['schema_version']}, this version reads {SCHEMA_VERSION}"
+                f"schedule {path}: has schema_version {about['schema_version']}, "
+                f"this version reads {SCHEMA_VERSION}"
             )
         requests = []
         for row in table.to_pylist():
@@ -160,6 +163,11 @@ def planned_rate(arrivals_s: Sequence[float]) -> float | None:
     """Requests/s of given arrival times: gaps over the time they span; None when they span none."""
     span = (arrivals_s[-1] - arrivals_s[0]) if len(arrivals_s) > 1 else 0.0
     return (len(arrivals_s) - 1) / span if span > 0 else None
+
+
+def _canonical(column: str, value: Any) -> Any:
+    # 5 and 5.0 are one time, and parquet gives back the second.
+    return float(value) if column in _FLOATS and value is not None else value
 
 
 def _arrow_schema() -> Any:
