@@ -108,8 +108,8 @@ class RecordsWarning(UserWarning):
 class RequestRecord:
     """One request as the client saw it. `*_ns` count from the run's t0; None: it did not happen.
 
-    chunk_ns and chunk_tokens describe token-bearing chunks only and have the same length. Where a server sends
-    text without ids, every chunk counts 1 and output_tokens comes from its usage: they need not add up then.
+    chunk_ns and chunk_tokens describe token-bearing chunks only and have the same length. Where a server
+    sends text without ids, every chunk counts 1 and output_tokens comes from usage: they need not add up.
     """
 
     id: str
@@ -165,8 +165,8 @@ _RECORD_FIELDS = tuple(f.name for f in fields(RequestRecord))
 class RequestLog:
     """Appends to requests.jsonl: the header when opened, a line per ended request, the footer when closed.
 
-    Every line is handed to the operating system at once. After a RecordsWriteError the file ends with its last
-    whole line and the log takes nothing more.
+    Every line is handed to the operating system at once. After a RecordsWriteError the file ends with its
+    last whole line and the log takes nothing more.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, run: str, t0_ns: int) -> None:
@@ -326,8 +326,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def finalise(run_dir: str | os.PathLike[str]) -> None:
-    """Write requests, chunks, steps and telemetry as parquet, from whatever is on file; steps.arrow, which then
-    holds nothing more, is removed. May be called again. Raises RecordsWriteError and RecordsError."""
+    """Write requests, chunks, steps and telemetry as parquet, from whatever is on file; steps.arrow is then
+    removed. May be called again. Raises RecordsWriteError and RecordsError."""
     folder = Path(run_dir)
     records = read_requests(folder)
     _write_parquet(_requests_table(records), folder / "requests.parquet")
@@ -422,7 +422,7 @@ def _schema(columns: dict[str, str]) -> pa.Schema:
 
 
 def _to_pandas(table: pa.Table) -> pd.DataFrame:
-    """Whole numbers are nullable and stay whole: nanoseconds of a monotonic clock outgrow a float's 53 bits."""
+    """Whole numbers are nullable and stay whole: nanoseconds of a long-running host outgrow a float."""
     import pandas as pd
     import pyarrow as pa
 
