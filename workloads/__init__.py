@@ -1,7 +1,8 @@
 """Who asks what, when, how long, and when they give up.
 
 `draw(cfg, seed=...)` turns the `workload` node of a configuration into a Schedule;
-`workloads.prompts.PromptBook` turns the segments of its rows into token ids. Nothing here knows an engine, a clock or torch.
+`workloads.prompts.PromptBook` turns the segments of its rows into token ids. Nothing here knows an engine,
+a clock or torch.
 """
 
 from __future__ import annotations

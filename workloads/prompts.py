@@ -1,8 +1,9 @@
 """Prompts: token ids for the segments of a request, cut from a text that the project ships.
 
-A request names its prompt as segments, (segment_id, tokens). A segment is a slice of the corpus at an offset
-that hashes from (seed, segment_id). So two requests that share a segment share its tokens, in every process and on
-every machine, and a schedule needs no room for prompts. The corpus wraps around, so that any length is exact.
+A request names its prompt as segments, (segment_id, tokens). A segment is a slice of the corpus at an
+offset that hashes from (seed, segment_id). So two requests that share a segment share its tokens, in every
+process and on every machine, and a schedule needs no room for prompts. The corpus wraps around, so that any
+length is exact.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class PromptBook:
         return np.take(self._corpus, np.arange(start, start + tokens), mode="wrap")
 
     def tokens(self, segments: Iterable[tuple[str, int]]) -> list[int]:
-        """The ids of a whole prompt, as plain ints, as many as its segments say: ready for a request body."""
+        """The ids of a whole prompt, as plain ints, as many as its segments say: ready for a request
+        body."""
         ids: list[int] = []
         for segment_id, count in segments:
             ids.extend(self.segment_tokens(segment_id, count).tolist())

@@ -90,7 +90,8 @@ class Schedule:
 
     def sha256(self) -> str:
         """Hex digest over the seed (prompts are cut by it) and every column of every request: two schedules
-        with one digest send the same bytes at the same times. Names, notes and planned rate do not count."""
+        with one digest send the same bytes at the same times. Names, notes and planned rate do not
+        count."""
         digest = hashlib.sha256(f"batchmark schedule {SCHEMA_VERSION} seed {self.seed}\n".encode())
         for request in self.requests:
             row = [_canonical(f.name, getattr(request, f.name)) for f in fields(ScheduledRequest)]
