@@ -1,0 +1,157 @@
+"""The command line of a run and of a sweep: `python -m harness [-m] [--dry-run] key=value…`.
+
+Nothing heavy is imported before the arguments have been understood: `--help` needs neither Hydra nor pandas.
+Whatever the user got wrong is one line on standard error and exit code 2; a traceback means a bug (or
+BATCHMARK_DEBUG=1, which always shows one).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import harness
+from harness.conf import GROUPS, UsageError, choices
+
+PASS, REGRESSION, USAGE, INVALID, INCONCLUSIVE = 0, 1, 2, 3, 4
+
+HELP = """\
+usage: python -m harness [-m] [--dry-run] [key=value ...]
+
+Replay a workload against a batching engine and report throughput, TTFT, TPOT and the tail.
+
+  python -m harness +workload=rag +engine=continuous                    one run
+  python -m harness -m +workload=rag +engine=static,continuous,chunked  a sweep; ends with a comparison
+  python -m harness +engine=openai engine.base_url=http://host:port     a server that is already running
+  python -m harness +workload=trace workload.path=FILE model=smollm2    a trace, with a real model
+
+options
+  -m, --multirun   every combination of comma lists, choice(a,b) and range(start,stop,step)
+  --dry-run        print the plan (requests, rate, tokens, limits) and stop
+  --version        print the version and stop
+  -h, --help       print this and stop
+
+choices (`+engine=x` and `engine=x` mean the same)
+{groups}
+
+main settings
+  seed=0                         the one seed: arrivals, lengths, prompts and patience
+  device=auto dtype=auto         auto, cpu or cuda; auto, float32, bfloat16 or float16
+  workload.rate                  requests/s
+  workload.length_scale          all lengths times this
+  load.requests load.duration_s  how many, or for how long
+  load.concurrency               clients at once (load=closed)
+  load.timeout_s                 the client's patience for a whole answer
+  engine.max_num_seqs engine.max_num_batched_tokens engine.max_model_len
+  engine.num_kv_blocks engine.block_size engine.prefill_chunk_size engine.reservation
+  engine.threads engine.max_waiting_requests engine.queue_timeout_ms
+  engine.base_url engine.model engine.tokenizer engine.api engine.api_key_env   (engine=openai)
+  model.id model.weights         a hub id or folder (model=hf); real or dummy
+  slo.ttft_ms slo.tpot_ms        limits that goodput counts against; slo.enforce=true exits 1 on a miss
+  output.dir output.text         where runs go; keep the answers' text
+  server.host server.port        where our own server listens; port 0 picks a free one
+
+other commands (each has --help)
+{commands}
+
+exit codes: 0 pass, 1 regression or SLO miss (slo.enforce=true), 2 usage error, 3 run invalid, 4 inconclusive
+The last line that a run prints is `results: <folder>`.
+"""
+
+COMMANDS = {
+    "harness.gate": "compare a run with a committed baseline",
+    "harness.dashboard": "one HTML page for one or more runs",
+    "harness.report": "print a run's table again",
+    "workloads": "see a workload's schedule",
+    "engines.server": "the server on its own, OpenAI-compatible",
+    "kernels.bench": "time the attention kernels",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The command line, taken apart. overrides: everything of the form key=value."""
+
+    overrides: list[str]
+    multirun: bool = False
+    dry_run: bool = False
+    help: bool = False
+    version: bool = False
+
+
+def parse(argv: list[str]) -> Arguments:
+    """Raises UsageError for an option that does not exist."""
+    flags = {"multirun": False, "dry_run": False, "help": False, "version": False}
+    names = {"-m": "multirun", "--multirun": "multirun", "--dry-run": "dry_run", "--version": "version"}
+    names |= {"-h": "help", "--help": "help"}
+    overrides = []
+    for arg in argv:
+        if not arg.startswith("-"):
+            overrides.append(arg)
+        elif arg in names:
+            flags[names[arg]] = True
+        else:
+            raise UsageError(
+                f"{arg}: no such option; there are {', '.join(names)} and overrides such as seed=1"
+            )
+    return Arguments(overrides, **flags)
+
+
+def help_text() -> str:
+    groups = "\n".join(
+        f"  {group + '=':13} {', '.join(choices(group))}" for group in GROUPS if choices(group)
+    )
+    commands = "\n".join(f"  python -m {name:20} {what}" for name, what in COMMANDS.items())
+    return HELP.format(groups=groups, commands=commands)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    return guard(lambda: _main(sys.argv[1:] if argv is None else argv))
+
+
+def guard(command: Callable[[], int]) -> int:
+    """Run a command; turn what the user can mend into one line and its exit code."""
+    try:
+        return command()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INVALID
+    except BrokenPipeError:  # the reader of our output has gone (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PASS
+    except ValueError as error:
+        if not _is_usage(error) or os.environ.get("BATCHMARK_DEBUG") == "1":
+            raise
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return USAGE
+
+
+def _is_usage(error: ValueError) -> bool:
+    """UsageError, engines.config.ConfigError, workloads.WorkloadError: looked up only if imported."""
+    known: list[type] = [UsageError]
+    for module, name in (("engines.config", "ConfigError"), ("workloads.errors", "WorkloadError")):
+        if module in sys.modules:
+            known.append(getattr(sys.modules[module], name))
+    return isinstance(error, tuple(known))
+
+
+def _main(argv: list[str]) -> int:
+    arguments = parse(argv)
+    if arguments.help:
+        print(help_text(), end="")
+        return PASS
+    if arguments.version:
+        print(f"batchmark {harness.__version__}")
+        return PASS
+    overrides = [*arguments.overrides, "dry_run=true"] if arguments.dry_run else arguments.overrides
+    if arguments.multirun:
+        from harness.sweep import run_sweep
+
+        return run_sweep(overrides)
+    from harness.conf import compose
+    from harness.run import run
+
+    return run(compose(overrides)).exit_code
