@@ -1,9 +1,10 @@
 """Text to token ids and back, without transformers.
 
 Contract: the text of an answer is `b"".join(token_bytes(i) for i in ids).decode("utf-8", "replace")`, and
-`decode` is exactly that. A token therefore always means the same bytes, whatever stands before it, so that a server
-can detokenise incrementally: push each token's bytes through an incremental UTF-8 decoder and hold back what is not
-yet a whole character. Special tokens (BOS, EOS, chat markers) have no bytes: they never show in a text.
+`decode` is exactly that. A token therefore always means the same bytes, whatever stands before it, so that a
+server can detokenise incrementally: push each token's bytes through an incremental UTF-8 decoder and hold
+back what is not yet a whole character. Special tokens (BOS, EOS, chat markers) have no bytes: they never show
+in a text.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ class BpeTokenizer:
 
 
 def _piece_alphabet(decoder: Mapping[str, Any] | None) -> str:
-    """How a piece of the vocabulary spells its bytes: "byte_level" (GPT-2), "sentencepiece" (with byte fallback) or
-    "plain" (the library decodes each token)."""
+    """How a piece of the vocabulary spells its bytes: "byte_level" (GPT-2), "sentencepiece" (with byte
+    fallback) or "plain" (the library decodes each token)."""
     steps = (
         [decoder] if decoder and decoder.get("type") != "Sequence" else (decoder or {}).get("decoders", [])
     )

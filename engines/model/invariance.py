@@ -1,0 +1,79 @@
+"""Does a row's result depend on how many rows are computed with it? On the CPU a matrix product picks its
+inner loop by the row count, and with it the order of the additions. Padding the rows to a multiple of some
+number removes the odd cases. This module finds the smallest such number for the model's own products, on this
+machine, with this many threads; where none holds, it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engines.model.base import LinearProbe
+
+MULTIPLES = (1, 2, 4, 8, 16, 32)
+BITWISE = "bitwise"
+
+
+@dataclass(frozen=True, slots=True)
+class RowGuarantee:
+    """multiple: pad rows to it. guarantee: "bitwise" or "not bitwise: <why>"."""
+
+    multiple: int
+    guarantee: str
+
+
+def find_row_guarantee(
+    probes: Sequence[LinearProbe], max_rows: int, device: torch.device, dtype: torch.dtype
+) -> RowGuarantee:
+    """Compare every probe at several row counts up to max_rows, and at shifted positions, with the same rows
+    of one large product. Takes about twice the time of a pass over max_rows tokens through one layer."""
+    if device.type != "cpu":
+        return RowGuarantee(
+            1, f"not bitwise: on {device.type} the matrix library picks kernels by the batch size"
+        )
+    multiple = 1
+    for probe in probes:
+        found = _probe_multiple(probe, max_rows, dtype, multiple)
+        if found is None:
+            return RowGuarantee(8, "not bitwise: a matrix product of the model depends on its row count")
+        multiple = max(multiple, found)
+    return RowGuarantee(multiple, BITWISE)
+
+
+def _probe_multiple(probe: LinearProbe, max_rows: int, dtype: torch.dtype, at_least: int) -> int | None:
+    largest = -(-max_rows // MULTIPLES[-1]) * MULTIPLES[-1]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(largest, probe.in_features, generator=generator).to(dtype)
+    whole = probe.apply(x)
+    candidates = [m for m in MULTIPLES if m >= at_least]
+    for rows in _row_counts(largest):
+        shift = min(5, largest - rows)
+        same = torch.equal(probe.apply(x[shift : shift + rows]), whole[shift : shift + rows])
+        if not same:
+            candidates = [m for m in candidates if rows % m]
+    return candidates[0] if candidates else None
+
+
+def _row_counts(largest: int) -> list[int]:
+    """Every small count, where the inner loops change, then a few of every size."""
+    counts = {
+        *range(1, 41),
+        48,
+        63,
+        64,
+        65,
+        96,
+        127,
+        128,
+        192,
+        255,
+        256,
+        511,
+        512,
+        largest // 2,
+        largest - 32,
+    }
+    return sorted(n for n in {*range(1, 41)} | few if 0 < n < largest)

@@ -1,0 +1,153 @@
+"""A hand-written decoder for the Llama family (Llama, Mistral, Qwen2, Qwen3; Touvron et al. 2023 and
+successors): RMSNorm before each block, rotary positions, grouped-query attention over the paged cache, gated
+SiLU MLP.
+
+Q, K and V are one matrix product, gate and up another. After the last layer's attention only the rows that
+will be sampled go on: no later layer needs the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from engines.config import ConfigError
+from engines.model.base import ForwardContext, LinearProbe
+from engines.model.config import ModelConfig
+from engines.model.linear import Linear
+from engines.model.rope import rope_tables
+from kernels import fused
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    input_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class LeanModel:
+    """Weights of one checkpoint, laid out for speed."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: MutableMapping[str, torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """weights: tensors under Hugging Face's names; they are taken out one by one, so that two copies of
+        the model never exist at once. Raises ConfigError for a missing or misshapen tensor."""
+        self.config = config
+        self.parameters = 0
+        self._ops = fused.ops(device, dtype)
+        take = _Taker(self, weights, device, dtype)
+        hidden, q_size, kv_size = (
+            config.hidden,
+            config.heads * config.head_dim,
+            config.kv_heads * config.head_dim,
+        )
+        self._sizes = (q_size, kv_size, kv_size)
+        self.embedding = take("model.embed_tokens.weight", config.vocab, hidden)
+        self.layers = [self._layer(take, f"model.layers.{i}.") for i in range(config.layers)]
+        self.norm = take("model.norm.weight", hidden)
+        if config.tied_embeddings:
+            self.head = Linear(self.embedding)
+        else:
+            self.head = Linear(take("lm_head.weight", config.vocab, hidden))
+        self._cos, self._sin = rope_tables(config, device)
+
+    def _layer(self, take: _Taker, prefix: str) -> Layer:
+        c = self.config
+        q_size, kv_size, _ = self._sizes
+        attention = prefix + "self_attn."
+        rows = {"q": q_size, "k": kv_size, "v": kv_size}
+        qkv = torch.cat([take(f"{attention}{n}_proj.weight", size, c.hidden) for n, size in rows.items()])
+        bias = None
+        if c.qkv_bias:
+            bias = torch.cat([take(f"{attention}{n}_proj.bias", size) for n, size in rows.items()])
+        gate_up = torch.cat([take(f"{prefix}mlp.{n}_proj.weight", c.ffn, c.hidden) for n in ("gate", "up")])
+        return Layer(
+            input_norm=take(prefix + "input_layernorm.weight", c.hidden),
+            qkv=Linear(qkv, bias),
+            q_norm=take(attention + "q_norm.weight", c.head_dim) if c.qk_norm else None,
+            k_norm=take(attention + "k_norm.weight", c.head_dim) if c.qk_norm else None,
+            o=Linear(
+                take(attention + "o_proj.weight", c.hidden, q_size),
+                take(attention + "o_proj.bias", c.hidden) if c.o_bias else None,
+            ),
+            mlp_norm=take(prefix + "post_attention_layernorm.weight", c.hidden),
+            gate_up=Linear(gate_up),
+            down=Linear(take(prefix + "mlp.down_proj.weight", c.hidden, c.ffn)),
+        )
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """token_ids, positions [T] -> logits [R, vocab] of the rows ctx.sample_rows."""
+        ops, eps, heads = self._ops, self.config.rms_eps, self.config.heads
+        kv_heads, head_dim, scale = self.config.kv_heads, self.config.head_dim, self.config.scale
+        tokens, last = token_ids.shape[0], len(self.layers) - 1
+        residual = F.embedding(token_ids, self.embedding)
+        attended = residual.new_empty(tokens, heads, head_dim)
+        attended[ctx.real_tokens :] = 0  # attention leaves the padding rows alone: keep them finite
+        x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
+        for i, layer in enumerate(self.layers):
+            k_cache, v_cache = ctx.k_caches[i], ctx.v_caches[i]
+            q, k, v = layer.qkv(x).split(self._sizes, dim=-1)
+            q, k = q.view(tokens, heads, head_dim), k.view(tokens, kv_heads, head_dim)
+            v = v.view(tokens, kv_heads, head_dim)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                ops.rms_norm(q, layer.q_norm, eps, out=q)
+                ops.rms_norm(k, layer.k_norm, eps, out=k)
+            ops.rope_write_kv(q, k, v, self._cos, self._sin, positions, k_cache, v_cache, ctx.slot)
+            ctx.backend.paged_attention(
+                q, k_cache, v_cache, ctx.cu_q, ctx.kv_len, ctx.block_table, scale, ctx.max_q_len, attended
+            )
+            rows = attended.view(tokens, heads * head_dim)
+            if i == last:
+                if ctx.sample_rows.shape[0] == 0:
+                    return residual.new_empty(0, self.config.vocab)
+                rows, residual = rows[ctx.sample_rows], residual[ctx.sample_rows]
+            x = layer.o(rows)
+            x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps, out=x)
+            x = layer.down(ops.silu_mul(layer.gate_up(x)))
+            next_norm = self.norm if i == last else self.layers[i + 1].input_norm
+            x = ops.add_rms_norm(x, residual, next_norm, eps, out=x)
+        return self.head(x)
+
+    def linears(self) -> list[LinearProbe]:
+        first = self.layers[0]
+        every = (first.qkv, first.o, first.gate_up, first.down, self.head)
+        return [LinearProbe(linear.in_features, linear) for linear in every]
+
+    def close(self) -> None:
+        """Nothing global was touched."""
+
+
+class _Taker:
+    """Takes checked tensors out of the checkpoint and counts the parameters."""
+
+    def __init__(
+        self,
+        model: LeanModel,
+        weights: MutableMapping[str, torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._model, self._weights, self._device, self._dtype = model, weights, device, dtype
+
+    def __call__(self, name: str, *shape: int) -> torch.Tensor:
+        tensor = self._weights.pop(name, None)
+        if tensor is None:
+            raise ConfigError(f"the checkpoint has no tensor {name}")
+        if tuple(tensor.shape) != shape:
+            raise ConfigError(f"the checkpoint's {name} is {list(tensor.shape)}, config.json: {list(shape)}")
+        self._model.parameters += tensor.numel()
+        return tensor.to(device=self._device, dtype=self._dtype).contiguous()

@@ -1,0 +1,180 @@
+"""One forward pass over a ragged batch. The runner knows no request, only arrays: `run(RaggedBatch) ->
+StepResult`.
+
+On the CPU in float32 every row's bits are independent of the batch it is in (see `info()["determinism"]`):
+the rows are padded to the multiple that the self-check at the start found, the attention kernel and the fused
+operations work row by row, and sampling reads nothing but its row. So the same request gives the same tokens
+whole or in chunks, alone or in a batch, and again after preemption.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def quiet_openmp() -> None:
+    """Let idle OpenMP threads sleep instead of spin: on one host they would take the client's core. libgomp
+    reads this once, when torch loads it, so it runs when this module is imported, before torch. A value that
+    the user has set stays."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+quiet_openmp()
+
+import torch  # noqa: E402
+
+from engines import sampler  # noqa: E402
+from engines.batch import NULL_BLOCK, RaggedBatch, StepResult  # noqa: E402
+from engines.config import ConfigError, EngineConfig  # noqa: E402
+from engines.model.base import ForwardContext  # noqa: E402
+from engines.model.invariance import BITWISE, find_row_guarantee  # noqa: E402
+from engines.model.loader import LoadedModel, load_model  # noqa: E402
+from kernels import allocate_kv, get_backend  # noqa: E402
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_runner(
+    model_cfg: Mapping[str, Any],
+    engine: EngineConfig,
+    device: str = "auto",
+    dtype: str = "auto",
+    seed: int = 0,
+    attention: str = "auto",
+) -> ModelRunner:
+    """Everything that a pass needs, checked and allocated. Raises ConfigError, one line, for what cannot
+    work."""
+    torch_device = resolve_device(device)
+    torch_dtype = resolve_dtype(dtype, torch_device)
+    threads = engine.threads or max(1, len(os.sched_getaffinity(0)) - 1)
+    torch.set_num_threads(threads)
+    with torch.inference_mode():
+        loaded = load_model(model_cfg, torch_device, torch_dtype, seed)
+        return ModelRunner(loaded, engine, torch_device, torch_dtype, attention)
+
+
+class ModelRunner:
+    """Owns the weights and the KV caches."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        engine: EngineConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        attention: str = "auto",
+    ) -> None:
+        config = loaded.config
+        config.check_context(engine.max_model_len)
+        self.loaded = loaded
+        self.num_kv_blocks = kv_blocks(engine, config.kv_bytes_per_token(dtype.itemsize))
+        self._device, self._dtype = device, dtype
+        self._backend = get_backend(attention, device, dtype)
+        caches = [
+            allocate_kv(
+                self.num_kv_blocks, engine.block_size, config.kv_heads, config.head_dim, dtype, device
+            )
+            for _ in range(config.layers)
+        ]
+        self._k_caches = [k for k, _ in caches]
+        self._v_caches = [v for _, v in caches]
+        self._kv_bytes = sum(t.numel() * t.element_size() for pair in caches for t in pair)
+        self._rows = find_row_guarantee(loaded.model.linears(), engine.max_num_batched_tokens, device, dtype)
+        self._determinism = self._rows.guarantee
+        if self._determinism == BITWISE and self._backend.name == "torch":
+            self._determinism = "not bitwise: the torch attention adds in an order that depends on the chunk"
+
+    @torch.inference_mode()
+    def run(self, batch: RaggedBatch) -> StepResult:
+        """One pass: writes the keys and values of the batch's tokens, samples a token per sample row."""
+        real_tokens, samples = len(batch.token_ids), len(batch.sample_rows)
+        pad, sample_pad = -real_tokens % self._rows.multiple, -samples % self._rows.multiple
+        cu_q = batch.cu_q
+        ctx = ForwardContext(
+            backend=self._backend,
+            k_caches=self._k_caches,
+            v_caches=self._v_caches,
+            slot=self._to_device(_padded(batch.slot_mapping, pad, -1)),
+            cu_q=self._to_device(cu_q),
+            kv_len=self._to_device(batch.kv_len),
+            block_table=self._to_device(batch.block_table),
+            max_q_len=int((cu_q[1:] - cu_q[:-1]).max()),
+            real_tokens=real_tokens,
+            sample_rows=self._to_device(_padded(batch.sample_rows, sample_pad, 0)),
+        )
+        logits = self.loaded.model.forward(
+            self._to_device(_padded(batch.token_ids, pad, 0)),
+            self._to_device(_padded(batch.positions, pad, 0)),
+            ctx,
+        )
+        return StepResult(sampler.sample(logits[:samples], batch.sampling), pad)
+
+    def info(self) -> dict[str, Any]:
+        """What a run records about its engine. Bytes and counts."""
+        return {
+            "device": str(self._device),
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "attention": self._backend.name,
+            "determinism": self._determinism,
+            "row_multiple": self._rows.multiple,
+            "parameters": self.loaded.parameters,
+            "kv_bytes": self._kv_bytes,
+            "num_kv_blocks": self.num_kv_blocks,
+        }
+
+    def close(self) -> None:
+        self.loaded.model.close()
+
+    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+def resolve_device(device: str) -> torch.device:
+    """auto: cuda when torch sees a GPU. Raises ConfigError."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device={device}: choose from auto, cpu, cuda")
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ConfigError("device=cuda: torch sees no CUDA device here; use device=cpu or device=auto")
+    return torch.device("cuda" if available and device != "cpu" else "cpu")
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """auto: float32 on the CPU, where it is exact to compare and fast everywhere; bfloat16 on CUDA."""
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype}: choose from auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def kv_blocks(engine: EngineConfig, bytes_per_token: int) -> int:
+    """Blocks of the pool, block 0 included, which belongs to nobody. From kv_memory_gb it is at most what
+    max_num_seqs sequences of max_model_len could fill. Raises ConfigError when not even one such sequence
+    fits."""
+    per_sequence = -(-engine.max_model_len // engine.block_size)
+    needed = per_sequence + NULL_BLOCK + 1
+    if engine.num_kv_blocks is not None:
+        blocks = engine.num_kv_blocks
+        setting = f"engine.num_kv_blocks={blocks}"
+    else:
+        assert engine.kv_memory_gb is not None
+        blocks = int(engine.kv_memory_gb * 1e9 / (bytes_per_token * engine.block_size))
+        blocks = min(blocks, engine.max_num_seqs * per_sequence + 1)
+        setting = f"engine.num_kv_blocks={blocks} (from engine.kv_memory_gb={engine.kv_memory_gb})"
+    if blocks < needed:
+        raise ConfigError(
+            f"{setting}: one sequence of engine.max_model_len={engine.max_model_len} needs {needed} blocks "
+            f"of engine.block_size={engine.block_size}, the null block included"
+        )
+    return blocks
+
+
+def _padded(array: NDArray[Any], pad: int, value: int) -> NDArray[Any]:
+    return np.concatenate((array, np.full(pad, value, array.dtype))) if pad else array

@@ -1,0 +1,53 @@
+"""From logits to token ids. A token depends on its own row's logits and its (seed, step), on nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engines.batch import Sampling
+
+
+def sample(logits: torch.Tensor, sampling: Sampling | None) -> NDArray[np.int64]:
+    """logits [R, vocab] -> ids [R]. Greedy rows take the largest logit, ties the lowest id; only rows with a
+    temperature above 0 pay for drawing."""
+    ids = torch.argmax(logits, dim=-1).cpu().numpy()
+    if sampling is None or not logits.shape[0]:
+        return ids
+    rows = np.flatnonzero(sampling.temperature > 0)
+    for row in rows:
+        ids[row] = _draw(
+            logits[int(row)].float().cpu().numpy(),
+            float(sampling.temperature[row]),
+            float(sampling.top_p[row]),
+            uniform(int(sampling.seed[row]), int(sampling.step[row])),
+        )
+    return ids
+
+
+def uniform(seed: int, step: int) -> float:
+    """The number in [0, 1) at (seed, step) of a counter-based stream (Philox, Salmon et al. 2011): no state,
+    so a preempted sequence draws the same tokens again."""
+    mask = (1 << 64) - 1
+    bits = np.random.Philox(key=[seed & mask, 0], counter=[step & mask, 0, 0, 0]).random_raw()
+    return int(bits >> 11) * 2.0**-53
+
+
+def _draw(logits: NDArray[np.float32], temperature: float, top_p: float, u: float) -> int:
+    """Invert the cumulative distribution at u, over the smallest set of likeliest tokens that holds top_p
+    (nucleus sampling, Holtzman et al. 2020). Float64 throughout."""
+    wide = logits.astype(np.float64)
+    with np.errstate(over="ignore"):
+        weights = np.exp((wide - wide.max()) / temperature)
+    if top_p < 1.0:
+        order = np.argsort(-weights, kind="stable")
+        cumulative = np.cumsum(weights[order])
+        kept = int(np.searchsorted(cumulative, top_p * cumulative[-1], side="left")) + 1
+        cumulative = cumulative[:kept]
+    else:
+        order = None
+        cumulative = np.cumsum(weights)
+    # side="right": a token of weight 0 is never drawn; the last bound guards against rounding.
+    index = min(int(np.searchsorted(cumulative, u * cumulative[-1], side="right")), cumulative.size - 1)
+    return int(order[index]) if order is not None else index
