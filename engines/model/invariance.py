@@ -59,21 +59,5 @@ def _probe_multiple(probe: LinearProbe, max_rows: int, dtype: torch.dtype, at_le
 
 def _row_counts(largest: int) -> list[int]:
     """Every small count, where the inner loops change, then a few of every size."""
-    counts = {
-        *range(1, 41),
-        48,
-        63,
-        64,
-        65,
-        96,
-        127,
-        128,
-        192,
-        255,
-        256,
-        511,
-        512,
-        largest // 2,
-        largest - 32,
-    }
+    few = {48, 63, 64, 65, 96, 127, 128, 192, 255, 256, 511, 512, largest // 2, largest - 32}
     return sorted(n for n in {*range(1, 41)} | few if 0 < n < largest)
