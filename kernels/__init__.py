@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu.backend import CppBackend
+from kernels.cpu.library import DTYPES, available
 from kernels.interface import AttentionBackend
 from kernels.reference import TorchBackend
 
@@ -18,9 +20,17 @@ def get_backend(
     """The attention backend called `name` for tensors of `dtype` on `device`.
 
     `auto` is the C++ kernel on the CPU when it builds, else torch with one warning that says why. Raises
-    ValueError for a name that does not exist or cannot run there."""
+    ValueError for a name that does not exist or cannot run there, and BuildError when `cpp` is named and
+    does not build."""
     if name not in BACKENDS:
         raise ValueError(f"attention={name}: choose from {', '.join(BACKENDS)}")
+    kind = torch.device(device).type
+    if name == "cpp":
+        if kind != "cpu" or dtype not in DTYPES:
+            raise ValueError(f"attention=cpp: runs float32 and bfloat16 on cpu, not {dtype} on {kind}")
+        return CppBackend()
+    if name == "auto" and kind == "cpu" and dtype in DTYPES and available():
+        return CppBackend()
     return TorchBackend()
 
 

@@ -1,0 +1,95 @@
+"""Compile the C++ kernels on first use, once per (source, flags, compiler, CPU), into the user's cache.
+
+The library goes to $BATCHMARK_CACHE/kernels/<digest>/ (default ~/.cache/batchmark). Two processes may
+compile at once: each writes a file of its own and renames it into place. $CXX names the compiler; else
+g++, c++ and clang++ are tried.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).parent
+SOURCES = ("attention.cpp", "fused.cpp")
+HEADERS = ("simd.h",)
+# -ffp-contract stays at the compiler's default: a product that is added at once becomes one fused operation.
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wall", "-Wno-psabi")
+LIBRARY = "libbatchmark_kernels.so"
+TIMEOUT_S = 300
+
+
+class BuildError(RuntimeError):
+    """The kernels cannot be compiled or loaded here. The message is one line that says why."""
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels are kept."""
+    root = os.environ.get("BATCHMARK_CACHE")
+    return (Path(root) if root else Path.home() / ".cache" / "batchmark") / "kernels"
+
+
+def find_compiler() -> str:
+    """Path of the C++ compiler. Raises BuildError."""
+    named = os.environ.get("CXX")
+    for name in (named,) if named else ("g++", "c++", "clang++"):
+        path = shutil.which(name)
+        if path:
+            return path
+    raise BuildError(f"CXX={named}: no such compiler" if named else "no C++ compiler in PATH")
+
+
+def build() -> Path:
+    """The compiled library: from the cache, or compiled now (a few seconds). Raises BuildError."""
+    compiler = find_compiler()
+    directory = cache_dir() / _digest(compiler)
+    library = directory / LIBRARY
+    if library.exists():
+        return library
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(suffix=".so", dir=directory)
+        os.close(handle)
+    except OSError as error:
+        raise BuildError(f"cannot write {directory}: {error.strerror}; set BATCHMARK_CACHE") from error
+    try:
+        _run([compiler, *FLAGS, *(str(SOURCE / name) for name in SOURCES), "-o", scratch])
+        os.chmod(scratch, 0o755)
+        os.replace(scratch, library)
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+    return library
+
+
+def _digest(compiler: str) -> str:
+    parts = [_run([compiler, "--version"]), compiler, " ".join(FLAGS), _cpu()]
+    parts += [(SOURCE / name).read_text() for name in (*SOURCES, *HEADERS)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _cpu() -> str:
+    """What -march=native depends on: a cache on a shared home must not serve another machine's
+    instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return platform.machine() + "".join(line for line in lines if line.startswith(wanted))
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} did not run: {error}") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        message = lines[0] if lines else "no message"
+        raise BuildError(f"{command[0]} failed with exit {done.returncode}: {message}")
+    return done.stdout

@@ -1,0 +1,49 @@
+"""The compiled kernels through ctypes: signatures, and the one place that decides whether they are there."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+
+import torch
+
+from kernels.cpu.build import BuildError, build
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+_int, _i32, _i64, _f32, _ptr = ctypes.c_int, ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_SIGNATURES = {
+    "bm_paged_attention": [_int, _ptr, _i64, _ptr, _ptr, _ptr, _ptr, _ptr, _i64, _i32, _ptr, _i64]
+    + [_i32] * 7
+    + [_f32, _i32],
+    "bm_write_kv": [_int, _ptr, _i64, _ptr, _i64, _ptr, _ptr, _ptr, _i64, _i32, _i32, _i32, _i64],
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded library; compiled when it is not in the cache yet. Raises BuildError.
+
+    torch is imported first, so its OpenMP runtime serves our parallel regions as well: one pool of
+    threads."""
+    try:
+        loaded = ctypes.CDLL(str(build()))
+    except OSError as error:
+        raise BuildError(f"cannot load the compiled kernels: {error}") from error
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int
+    return loaded
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the C++ kernels run here. Where they do not, warns once and says why."""
+    try:
+        library()
+    except BuildError as error:
+        message = f"C++ kernels unavailable, using the slower torch ones: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return False
+    return True

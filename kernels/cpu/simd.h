@@ -1,0 +1,94 @@
+// Sixteen floats at a time with the compiler's vector extensions: one source for AVX-512, AVX2 and NEON.
+//
+// Nothing here reassociates: no -ffast-math, sums run over fixed lanes in a fixed order, so a result depends on the
+// values alone.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define INLINE static inline __attribute__((always_inline))
+
+constexpr int LANES = 16;
+typedef float vec __attribute__((vector_size(64)));
+typedef int32_t ivec __attribute__((vector_size(64)));
+typedef uint32_t uvec __attribute__((vector_size(64)));
+typedef uint16_t hvec __attribute__((vector_size(32)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+INLINE vec splat(float x) { return x - vec{}; }
+
+INLINE float widen(float x) { return x; }
+INLINE float widen(bf16 x) {
+    uint32_t u = uint32_t(x.bits) << 16;
+    float f;
+    std::memcpy(&f, &u, 4);
+    return f;
+}
+
+INLINE vec load(const float* p) {
+    vec x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+INLINE vec load(const bf16* p) {
+    hvec h;
+    std::memcpy(&h, p, sizeof h);
+    return (vec)(__builtin_convertvector(h, uvec) << 16);
+}
+
+INLINE void store(float* p, vec x) { std::memcpy(p, &x, sizeof x); }
+INLINE void store(bf16* p, vec x) {
+    uvec u = (uvec)x;
+    uvec rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;  // to nearest, ties to even
+    uvec quiet = (u >> 16) | 0x40;                        // a NaN must not round to infinity
+    hvec h = __builtin_convertvector((uvec)(x == x ? rounded : quiet), hvec);
+    std::memcpy(p, &h, sizeof h);
+}
+
+// The last n < LANES elements of a row: padded with zeros, so that every row takes the same path.
+template <class T>
+INLINE vec load_part(const T* p, int n) {
+    T buffer[LANES] = {};
+    std::memcpy(buffer, p, n * sizeof(T));
+    return load(buffer);
+}
+template <class T>
+INLINE void store_part(T* p, vec x, int n) {
+    T buffer[LANES];
+    store(buffer, x);
+    std::memcpy(p, buffer, n * sizeof(T));
+}
+
+INLINE float sum(vec x) {
+    float s = 0;
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) x[i] += x[i + width];
+    return s + x[0];
+}
+INLINE float maximum(vec x) {
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
+    return x[0];
+}
+
+// 2^x to about 1 ulp for x <= 127, exactly 1 at 0, exactly 0 below -126; NaN stays NaN.
+INLINE vec exp2_(vec x) {
+    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    vec low = splat(-126.0f), high = splat(127.0f);
+    vec y = x < low ? low : x;
+    y = y > high ? high : y;
+    vec shifted = y + magic;
+    vec f = y - (shifted - magic);
+    vec p = f * 1.5353360e-4f + 1.3398876e-3f;
+    p = p * f + 9.6184369e-3f;
+    p = p * f + 5.5503324e-2f;
+    p = p * f + 2.4022648e-1f;
+    p = p * f + 6.9314718e-1f;
+    p = p * f + 1.0f;
+    vec power = (vec)(((ivec)shifted - (ivec)splat(magic) + 127) << 23);
+    return x < low ? vec{} : p * power;
+}
