@@ -1,0 +1,127 @@
+"""What the engine's own records say: waiting, prefill, decode, and what each step was spent on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.metrics.percentiles import describe, empty_block
+from harness.metrics.run import Run
+
+MS = 1e-6
+FINISHED = ("stop", "length")
+STEP_NAMES = (
+    *("count", "useful_token_fraction", "padded_token_fraction", "recomputed_tokens", "backend_pad_rows"),
+    *("preemptions", "batch_size_mean", "kv_live_mean", "kv_live_max"),
+)
+NO_STEPS = "no step records: the server is not one of the reference engines"
+NO_ENGINE = "no engine records: the server is not one of the reference engines"
+ATTRIBUTION = ("client_wait", "transport_in", "queue", "prefill", "decode", "transport_out")
+
+
+def engine_latency(engine: pd.DataFrame) -> tuple[dict[str, Any], dict[str, str]]:
+    """queue_delay (arrival to first scheduled), prefill (to the first token), decode (to the last), of
+    finished requests; ms."""
+    done = engine[engine["finish_reason"].isin(FINISHED)]
+    reason = NO_ENGINE if engine.empty else "no request finished in the engine"
+    spans = {
+        "queue_delay": ("arrival_ns", "admitted_ns"),
+        "prefill": ("admitted_ns", "first_token_ns"),
+        "decode": ("first_token_ns", "finish_ns"),
+    }
+    blocks: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for name, (start, end) in spans.items():
+        blocks[name] = describe((done[end] - done[start]).to_numpy() * MS)
+        if blocks[name]["n"] == 0:
+            reasons[name] = reason
+    return blocks, reasons
+
+
+def load_steps(run: Run, window: dict[str, Any]) -> pd.DataFrame:
+    """The steps that started inside the load window: warm-up and shutdown are left out."""
+    if window["start_s"] is None:
+        return run.steps.iloc[0:0]
+    start = run.steps["start_ns"] * 1e-9
+    return run.steps[(start >= window["start_s"] - 1e-9) & (start <= window["end_s"] + 1e-9)].reset_index(
+        drop=True
+    )
+
+
+def step_figures(steps: pd.DataFrame) -> tuple[dict[str, Any], dict[str, str]]:
+    """summary.steps. Token fractions are of all rows that the model computed; backend padding is counted
+    apart."""
+    figures: dict[str, Any] = {**dict.fromkeys(STEP_NAMES), "host_gap_ms": empty_block()}
+    if steps.empty:
+        return figures, dict.fromkeys((*STEP_NAMES, "host_gap_ms"), NO_STEPS)
+    reasons: dict[str, str] = {}
+    total = steps[
+        ["prefill_tokens", "decode_tokens", "ended_rows", "left_pad_tokens", "recomputed_tokens"]
+    ].sum()
+    useful = float(total["prefill_tokens"] + total["decode_tokens"])
+    padded = float(total["ended_rows"] + total["left_pad_tokens"])
+    computed = useful + padded + float(total["recomputed_tokens"])
+    figures["count"] = len(steps)
+    for name in ("recomputed_tokens", "backend_pad_rows", "preemptions"):
+        figures[name] = int(steps[name].sum())
+    if computed > 0:
+        figures["useful_token_fraction"] = useful / computed
+        figures["padded_token_fraction"] = padded / computed
+    else:
+        reasons.update(
+            dict.fromkeys(("useful_token_fraction", "padded_token_fraction"), "no step computed a token")
+        )
+    weights = steps["duration_ns"].fillna(0).to_numpy()
+    for name, column in (("batch_size_mean", "num_seqs"), ("kv_live_mean", "kv_live")):
+        values = steps[column].to_numpy()
+        known = np.isfinite(values) & (weights > 0)
+        if known.any():
+            figures[name] = float(np.average(values[known], weights=weights[known]))
+        else:
+            reasons[name] = f"the steps name no {column}"
+    peak = steps["kv_live"].max()
+    if np.isfinite(peak):
+        figures["kv_live_max"] = int(peak)
+    else:
+        reasons["kv_live_max"] = "the steps name no kv_live"
+    figures["host_gap_ms"] = describe(steps["host_gap_ns"].to_numpy() * MS)
+    if figures["host_gap_ms"]["n"] == 0:
+        reasons["host_gap_ms"] = "no step followed another"
+    return figures, reasons
+
+
+def joined(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
+    """per_request rows with the engine's record of the same (id, attempt); suffix _engine where names
+    collide."""
+    left = frame.assign(attempt=run.requests["attempt"].to_numpy(), end_ns=run.requests["end_ns"].to_numpy())
+    right = run.engine.drop_duplicates(["id", "attempt"], keep="last")
+    return left.merge(right, on=["id", "attempt"], how="inner", suffixes=("", "_engine"))
+
+
+def attribution(run: Run, frame: pd.DataFrame) -> tuple[dict[str, Any], dict[str, str]]:
+    """Where the E2E time of completed requests went: shares of their sum that add up to 1.
+
+    client_wait (intended to send), transport_in (to the engine), queue, prefill, decode, and transport_out:
+    what is left until the client had the last token (negative when it had it before the engine let the
+    blocks go)."""
+    both = joined(run, frame[["id", "outcome", "intended_s", "send_s", "e2e_ms"]])
+    both = both[(both["outcome"] == "completed") & np.isfinite(both["e2e_ms"])]
+    stamps = ("arrival_ns", "admitted_ns", "first_token_ns", "finish_ns")
+    both = both.dropna(subset=["send_s", *stamps])
+    whole = both["e2e_ms"].sum()
+    if both.empty or whole <= 0:
+        reason = NO_ENGINE if run.engine.empty else "no completed request has an engine record"
+        return dict.fromkeys(ATTRIBUTION), dict.fromkeys(ATTRIBUTION, reason)
+    send_ms = both["send_s"] * 1e3
+    parts = {
+        "client_wait": send_ms - both["intended_s"] * 1e3,
+        "transport_in": both["arrival_ns"] * MS - send_ms,
+        "queue": (both["admitted_ns"] - both["arrival_ns"]) * MS,
+        "prefill": (both["first_token_ns"] - both["admitted_ns"]) * MS,
+        "decode": (both["finish_ns"] - both["first_token_ns"]) * MS,
+    }
+    shares = {name: float(values.sum() / whole) for name, values in parts.items()}
+    shares["transport_out"] = 1.0 - sum(shares.values())
+    return shares, {}

@@ -1,0 +1,82 @@
+"""Whether a run may be believed. A run that may not says why, and no gate uses it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from harness.metrics.run import OUTCOMES, Run
+
+MAX_SEND_LAG_P99_MS = 50.0
+MAX_LOOP_LAG_P99_MS = 50.0
+MAX_ERROR_RATE = 0.01
+CLOCK_STEP_NS = 5_000_000
+CLOCK_SLEW = 1e-3
+"""A clock that is being disciplined drifts (500 ppm at most, doubled here); one that jumps was stepped."""
+
+
+def count_outcomes(run: Run) -> dict[str, int]:
+    """scheduled, and how each request ended. scheduled comes from the schedule, the rest from the client's
+    records."""
+    outcome = run.requests["outcome"]
+    counts = {name: int((outcome == name).sum()) for name in OUTCOMES}
+    return {"scheduled": scheduled(run), **counts}
+
+
+def scheduled(run: Run) -> int:
+    planned = (run.meta.get("planned") or {}).get("requests")
+    if len(run.schedule):
+        return len(run.schedule)
+    return int(planned) if isinstance(planned, int) else len(run.requests)
+
+
+def invalid_reasons(run: Run, counts: dict[str, int], client: dict[str, Any]) -> list[str]:
+    """Every reason why this run's figures may not be compared; empty when it is valid."""
+    reasons: list[str] = []
+    if not run.meta.get("complete", False):
+        why = run.meta.get("incomplete_reason") or "the run did not record its end"
+        reasons.append(f"incomplete: {why}")
+    reasons.extend(f"records: {problem}" for problem in run.problems if _matters(run, problem))
+    ended = sum(counts[name] for name in OUTCOMES)
+    known = len(run.requests)
+    if ended != known:
+        reasons.append(f"conservation: {known - ended} of {known} records have no known outcome")
+    if counts["scheduled"] != ended:
+        reasons.append(f"conservation: {counts['scheduled']} requests were scheduled, {ended} ended")
+    if counts["completed"] == 0:
+        reasons.append("no request completed")
+    issued = counts["scheduled"] - counts["cut_off"]
+    errors = counts["failed"] + counts["timed_out"]
+    if issued > 0 and errors / issued > MAX_ERROR_RATE:
+        reasons.append(
+            f"errors: {errors} of {issued} requests failed or timed out (limit {MAX_ERROR_RATE:.0%})"
+        )
+    for name, limit in (("send_lag_ms", MAX_SEND_LAG_P99_MS), ("loop_lag_ms", MAX_LOOP_LAG_P99_MS)):
+        p99 = client[name]["p99"]
+        if p99 is not None and p99 > limit:
+            reasons.append(f"client_bound: {name} p99 is {p99:.1f} ms (limit {limit:g} ms)")
+    step = clock_step_ns(run.meta.get("clock_pairs") or [])
+    if step is not None:
+        reasons.append(f"clock: the wall clock was stepped by {step / 1e6:.1f} ms during the run")
+    return reasons
+
+
+def _matters(run: Run, problem: str) -> bool:
+    """A foreign server leaves no engine records, and that is no fault."""
+    return "no such file" not in problem or problem.startswith(("meta", "requests"))
+
+
+def clock_step_ns(pairs: list[Any]) -> int | None:
+    """The largest jump of realtime against monotonic between two clock pairs, when it is more than
+    slewing."""
+    worst = 0
+    known = [
+        p
+        for p in pairs
+        if isinstance(p, (list, tuple)) and len(p) == 2 and all(isinstance(v, int) for v in p)
+    ]
+    for (m0, r0), (m1, r1) in pairwise(known):
+        jump = abs((r1 - m1) - (r0 - m0))
+        if jump > CLOCK_STEP_NS + CLOCK_SLEW * abs(m1 - m0):
+            worst = max(worst, jump)
+    return worst or None
