@@ -16,7 +16,7 @@ SHOWN_LIMITS = (
 
 
 def draw_schedule(cfg: DictConfig) -> Schedule:
-    """The schedule of a configuration. It depends on workload.*, load.requests, load.duration_s and seed alone,
+    """The schedule of a configuration. It depends on workload.*, load.requests, load.duration_s and seed,
     so every engine of a sweep is sent the same. Raises WorkloadError."""
     from omegaconf import OmegaConf
 
@@ -46,7 +46,7 @@ def check_lengths(schedule: Schedule, max_model_len: int | None) -> str | None:
         return None
     scale = schedule.length_scale * max_model_len / max(over)
     return (
-        f"warning: {len(over)} of {len(schedule)} requests are over engine.max_model_len={max_model_len} tokens "
+        f"warning: {len(over)} of {len(schedule)} requests pass engine.max_model_len={max_model_len} tokens "
         f"(the longest has {max(over)}) and will fail; what would work: "
         f"workload.length_scale={_floor(scale)} or engine.max_model_len={max(over)}"
     )
