@@ -27,6 +27,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu.library import DTYPES, available
+from kernels.cpu.ops import CppOps
 from kernels.reference import TorchBackend
 
 
@@ -112,8 +114,10 @@ class TorchOps:
         return _into(out, (F.silu(gate) * up).to(gate_up.dtype))
 
 
-def ops(device: torch.device, dtype: torch.dtype) -> FusedOps:
+def ops(device: torch.device | str, dtype: torch.dtype) -> FusedOps:
     """The fastest operations that run here, chosen as kernels.get_backend chooses the attention."""
+    if torch.device(device).type == "cpu" and dtype in DTYPES and available():
+        return CppOps()
     return TorchOps()
 
 

@@ -6,11 +6,12 @@ import torch
 
 from kernels.cpu.library import DTYPES, library
 
-_ERRORS = {
+ERRORS = {
     1: "cu_q must rise from 0 to the number of tokens",
     2: "block_table names a block outside the cache, or is too short for kv_len",
     3: "out of memory",
     4: "slot lies outside the cache",
+    5: "positions lie outside the cos and sin tables",
 }
 
 
@@ -32,7 +33,7 @@ class CppBackend:
         slot: torch.Tensor,
     ) -> None:
         """Store keys and values [T, Hk, D] into slots [T]; a negative slot is skipped. Raises ValueError."""
-        blocks, heads, dim, block_size = _check_caches(k_cache, v_cache)
+        blocks, heads, dim, block_size = check_caches(k_cache, v_cache)
         for name, x in (("k", k), ("v", v)):
             check_heads(name, x, k_cache.dtype, heads, dim)
         check(
@@ -54,7 +55,7 @@ class CppBackend:
             block_size,
             blocks,
         )
-        check(status == 0, _ERRORS.get(status, ""))
+        check(status == 0, ERRORS.get(status, ""))
 
     def paged_attention(
         self,
@@ -70,7 +71,7 @@ class CppBackend:
     ) -> None:
         """Causal attention over the paged cache, written into out. Raises ValueError before it reads out
         of bounds."""
-        blocks, kv_heads, dim, block_size = _check_caches(k_cache, v_cache)
+        blocks, kv_heads, dim, block_size = check_caches(k_cache, v_cache)
         heads = q.shape[1]
         check_heads("q", q, k_cache.dtype, heads, dim)
         check_heads("out", out, k_cache.dtype, heads, dim)
@@ -110,7 +111,7 @@ class CppBackend:
             scale,
             torch.get_num_threads(),
         )
-        check(status == 0, _ERRORS.get(status, ""))
+        check(status == 0, ERRORS.get(status, ""))
 
 
 def check(condition: bool, message: str) -> None:
@@ -135,7 +136,8 @@ def check_heads(name: str, x: torch.Tensor, dtype: torch.dtype, heads: int, dim:
         )
 
 
-def _check_caches(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int, int, int, int]:
+def check_caches(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int, int, int, int]:
+    """(N, Hk, D, bs) of a layer's caches, or ValueError."""
     blocks, heads, dim, block_size = k_cache.shape
     check(
         k_cache.dtype in DTYPES

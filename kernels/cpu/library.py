@@ -18,6 +18,13 @@ _SIGNATURES = {
     + [_i32] * 7
     + [_f32, _i32],
     "bm_write_kv": [_int, _ptr, _i64, _ptr, _i64, _ptr, _ptr, _ptr, _i64, _i32, _i32, _i32, _i64],
+    "bm_rms_norm": [_int, _ptr, _i64, _i64, _ptr, _i64, _ptr, _ptr, _i64, _i64, _i64, _i32, _i32, _f32, _i32],
+    "bm_rope_write_kv": [_int]
+    + [_ptr, _i64] * 3
+    + [_ptr, _ptr, _i64, _ptr, _ptr, _ptr, _ptr, _i64]
+    + [_i32] * 4
+    + [_i64, _i32],
+    "bm_silu_mul": [_int, _ptr, _i64, _ptr, _i64, _i32, _i32],
 }
 
 
