@@ -22,12 +22,12 @@ class Settings:
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
-    def keys(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[str]:
         return iter(str(key) for key in self._values)
 
     def only(self, *known: str) -> None:
         """Refuse what nobody reads: a misspelt setting must not pass for the default."""
-        for key in self.keys():
+        for key in self:
             if key not in known:
                 raise WorkloadError(
                     f"{self.name}.{key} is not a setting; choose from: {', '.join(sorted(known))}"

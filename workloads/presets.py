@@ -1,0 +1,106 @@
+"""Drawing a schedule from a configuration: the presets of `harness/conf/workload/`, and the way to traces.
+
+A preset is a mix of classes. A class has a weight, a prompt made of parts (`workloads.inputs`) and a
+distribution of answers, optionally rank-correlated with the prompt's length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from workloads.arrivals import draw_arrivals, read_arrivals
+from workloads.assembly import COMMON_KEYS, Draft, Piece, assemble, class_cap, read_common
+from workloads.errors import WorkloadError
+from workloads.inputs import draw_prompts, scale_pieces
+from workloads.lengths import correlate, read_distribution, scaled
+from workloads.schedule import Schedule
+from workloads.settings import Settings
+from workloads.streams import stream
+
+
+def draw(
+    workload: Mapping[str, Any],
+    *,
+    seed: int,
+    requests: int | None = None,
+    duration_s: float | None = None,
+) -> Schedule:
+    """Draw the schedule of a `workload` configuration node.
+
+    `requests` (load.requests) replaces the workload's own count. With `duration_s` (load.duration_s) no
+    request arrives later than that; then the workload's own count does not bind. Same arguments, same
+    schedule, in every process. Raises WorkloadError.
+    """
+    if requests is not None and (not isinstance(requests, int) or isinstance(requests, bool) or requests < 1):
+        raise WorkloadError(f"load.requests={requests!r}: needs a whole number of 1 or more")
+    if duration_s is not None and not (math.isfinite(duration_s) and duration_s > 0):
+        raise WorkloadError(f"load.duration_s={duration_s!r}: needs a number above 0")
+    node = Settings(workload, "workload")
+    if node.choice("kind", ("preset", "trace")) == "trace":
+        from workloads.traces import draw_trace
+
+        return draw_trace(node, seed=seed, requests=requests, duration_s=duration_s)
+    return _draw_preset(node, seed=seed, requests=requests, duration_s=duration_s)
+
+
+def _draw_preset(node: Settings, *, seed: int, requests: int | None, duration_s: float | None) -> Schedule:
+    node.only(*COMMON_KEYS, "arrivals", "classes")
+    common = read_common(node)
+    arrivals = read_arrivals(node.node("arrivals"))
+    at_once = arrivals.kind == "at_once"
+    if at_once and common.rate is not None:
+        raise node.error(
+            "rate", "workload.arrivals.kind=at_once has no rate; set it to null or choose another kind"
+        )
+    if requests is None and (duration_s is None or at_once):
+        requests = common.requests
+    times = draw_arrivals(
+        stream(seed, "arrivals"), arrivals, rate=common.rate, requests=requests, duration_s=duration_s
+    )
+    if len(times) == 0:
+        raise WorkloadError(
+            f"load.duration_s={duration_s:g}: no request arrives that early at workload.rate={common.rate:g}"
+        )
+
+    classes = node.node("classes")
+    names = list(classes)
+    if not names:
+        raise node.error("classes", "needs at least one class")
+    member = _choose_classes(seed, classes, names, len(times))
+    pieces: list[tuple[Piece, ...]] = [()] * len(times)
+    answers = np.zeros(len(times), dtype=np.int64)
+    caps: dict[str, int] = {}
+    for number, name in enumerate(names):
+        indices = np.flatnonzero(member == number)
+        class_node = classes.node(name)
+        class_node.only("weight", "input", "output")
+        prompts = draw_prompts(seed, common.name, name, class_node.node("input"), len(times), indices)
+        for index, prompt in zip(indices, prompts, strict=True):
+            if not prompt:
+                raise class_node.error("input", "makes empty prompts; needs a part that always has tokens")
+            pieces[index] = tuple(Piece(*piece) for piece in scale_pieces(prompt, common.length_scale))
+        output = class_node.node("output")
+        answer = read_distribution(output, "correlation")
+        spearman = output.number("correlation") if "correlation" in output else 0.0
+        if not -1 <= spearman <= 1:
+            raise output.error("correlation", "needs a rank correlation, -1 to 1")
+        u = stream(seed, "output", name).random(len(times))[indices]
+        prompt_tokens = np.array([sum(p.tokens for p in prompt) for prompt in prompts])
+        answers[indices] = scaled(answer(correlate(u, prompt_tokens, spearman)), common.length_scale)
+        caps[name] = class_cap(float(scaled(answer(np.array([0.99])), common.length_scale)[0]))
+
+    drafts = [Draft(float(times[i]), names[member[i]], pieces[i], int(answers[i])) for i in range(len(times))]
+    return assemble(drafts, common, seed=seed, planned_rate=common.rate, class_caps=caps, cut_from_end=False)
+
+
+def _choose_classes(seed: int, classes: Settings, names: list[str], n: int) -> np.ndarray:
+    weights = np.array([classes.node(name).number("weight", least=0) for name in names])
+    if weights.sum() <= 0:
+        raise WorkloadError(f"{classes.name}: needs a class with a weight above 0")
+    edges = np.cumsum(weights) / weights.sum()
+    chosen = np.searchsorted(edges, stream(seed, "classes").random(n), side="right")
+    return np.minimum(chosen, len(names) - 1)
