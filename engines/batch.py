@@ -17,8 +17,8 @@ NULL_BLOCK = 0
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the R sampled tokens are drawn. A row with temperature 0 is greedy; the others draw from a stream that
-    (seed, step) names, so that a result depends on neither the neighbours nor on preemption."""
+    """How the R sampled tokens are drawn. A row with temperature 0 is greedy; the others draw from a stream
+    that (seed, step) names, so that a result depends on neither the neighbours nor on preemption."""
 
     temperature: NDArray[np.float32]  # [R]
     top_p: NDArray[np.float32]  # [R]
@@ -30,8 +30,8 @@ class Sampling:
 class RaggedBatch:
     """One iteration: chunks of prompts and decodes side by side, in one pass.
 
-    Row s owns tokens cu_q[s]:cu_q[s+1]; its last token sits at position kv_len[s]-1 and sees keys 0..kv_len[s]-1
-    through block_table[s]. A pad row has slot -1 and a block table of NULL_BLOCK."""
+    Row s owns tokens cu_q[s]:cu_q[s+1]; its last token sits at position kv_len[s]-1 and sees keys
+    0..kv_len[s]-1 through block_table[s]. A pad row has slot -1 and a block table of NULL_BLOCK."""
 
     token_ids: NDArray[np.int64]  # [T]
     positions: NDArray[np.int64]  # [T]

@@ -43,9 +43,16 @@ class EngineConfig:
         _choice("engine.reservation", self.reservation, RESERVATIONS)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
             _positive(name, getattr(self, name))
-        for name in ("num_kv_blocks", "prefill_chunk_size", "threads", "preempt_every"):
+        optional = ("num_kv_blocks", "prefill_chunk_size", "threads", "max_waiting_requests", "preempt_every")
+        for name in optional:
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if self.queue_timeout_ms is not None and self.queue_timeout_ms <= 0:
+            raise ConfigError(
+                f"engine.queue_timeout_ms={self.queue_timeout_ms}: needs a time above 0, or null"
+            )
+        if self.max_queue_delay_ms < 0:
+            raise ConfigError(f"engine.max_queue_delay_ms={self.max_queue_delay_ms}: needs 0 or more")
         if self.num_kv_blocks is None and not (self.kv_memory_gb and self.kv_memory_gb > 0):
             raise ConfigError(
                 f"engine.kv_memory_gb={self.kv_memory_gb}: give a size above 0, or set engine.num_kv_blocks"
@@ -54,7 +61,7 @@ class EngineConfig:
         if whole_prompts and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"engine.max_num_batched_tokens={self.max_num_batched_tokens} is below engine.max_model_len="
-                f"{self.max_model_len}: engine={self.name} runs whole prompts, so it needs at least max_model_len"
+                f"{self.max_model_len}: engine={self.name} runs whole prompts, so it needs at least that many"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

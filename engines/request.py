@@ -15,8 +15,8 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Request:
-    """One generation. `stop_after` is where the answer really ends, as if the model had said EOS there: the engine
-    applies it in publish, and no scheduler ever sees it."""
+    """One generation. `stop_after` is where the answer really ends, as if the model had said EOS there: the
+    engine applies it in publish, and no scheduler ever sees it."""
 
     prompt_token_ids: list[int]
     max_tokens: int
@@ -27,7 +27,9 @@ class Request:
     tenant: str = ""
     request_class: str = ""
     deadline_ms: float | None = None
-    label: dict[str, Any] = field(default_factory=dict)  # the client's {run, id, attempt}; never used as a key
+    label: dict[str, Any] = field(
+        default_factory=dict
+    )  # the client's {run, id, attempt}; never used as a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Refused(Exception):
 
     def __init__(self, reason: str, message: str, status: int) -> None:
         super().__init__(message)
-        self.reason = reason  # never_fits | prompt_too_long | queue_full | ...; the label of the refusal counter
+        self.reason = (
+            reason  # never_fits | prompt_too_long | queue_full | ...; the label of the refusal counter
+        )
         self.message = message
         self.status = status

@@ -1,0 +1,410 @@
+"""The engine: schedule, run, publish, once an iteration. One thread, no event loop, no wall clock of its own.
+
+schedule   which sequences get how many tokens (engines/schedulers)
+run        one forward pass over the ragged batch (engines/runner.py)
+publish    append tokens, end what has ended, give back its seat and KV, hand out what clients may have
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+from engines import integrity
+from engines.admission import refusal
+from engines.assembly import assemble, sampling_arrays
+from engines.batch import RaggedBatch, Sampling, StepResult
+from engines.config import ConfigError, EngineConfig
+from engines.kv_pool import BlockPool, IntegrityError
+from engines.plan import Entry, Kind, Plan
+from engines.request import Output, Request
+from engines.schedulers import build as build_scheduler
+from engines.sequence import Sequence, Status
+from engines.stats import Counters, Stats
+from engines.step_log import RequestRecord, StepLog, StepRecord
+
+
+class Runner(Protocol):
+    def run(self, batch: RaggedBatch) -> StepResult: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request beside its sequence: all that the scheduler may not know."""
+
+    request: Request
+    seq: Sequence
+    tokens: array[int]  # prompt and answer so far
+    seed: int
+    record: RequestRecord
+    answered: bool = False  # its last Output is out
+
+    @property
+    def answer(self) -> tuple[int, ...]:
+        return tuple(self.tokens[self.seq.prompt_len :])
+
+    @property
+    def state(self) -> str:
+        """Where it is, in the words of abort_state."""
+        if self.seq.status in (Status.WAITING, Status.PREEMPTED):
+            return "queued"
+        if self.seq.status is Status.RUNNING:
+            return "decode" if self.seq.decoding else "prefill"
+        return "held"
+
+
+class Engine:
+    """Raises ConfigError when the pool cannot hold what the reservation asks for.
+
+    `num_kv_blocks` counts the null block. `eos_token_ids` end an answer unless the request says ignore_eos or
+    carries stop_after, which then decides alone. Times of `clock` are seconds; the records take them as
+    nanoseconds. Not thread-safe: whoever drives it calls every method from one thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        *,
+        num_kv_blocks: int,
+        clock: Callable[[], float] = time.monotonic,
+        eos_token_ids: Collection[int] = (),
+        seed: int = 0,
+        step_log: StepLog | None = None,
+    ) -> None:
+        self.config = config
+        self.runner = runner
+        self.clock = clock
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.seed = seed
+        self.step_log = step_log
+        self.pool = BlockPool(num_kv_blocks, config.block_size)
+        self.scheduler = build_scheduler(config, self.pool)
+        needed = self.pool.blocks_for(config.max_model_len)
+        if config.reservation == "max_model_len" and needed > self.pool.usable:
+            raise ConfigError(
+                f"engine.num_kv_blocks={num_kv_blocks}: reservation=max_model_len needs {needed + 1} "
+                f"for engine.max_model_len={config.max_model_len}"
+            )
+        self.counters = Counters()
+        self._live: dict[int, _Live] = {}
+        self._ended: list[_Live] = []  # the answer has ended, but it or its KV has not left yet
+        self._outbox: list[Output] = []
+        self._next_id = 0
+        self._since_forced = 0
+        self._logged = (0, 0)  # preemptions and refusals at the last row of the step log
+        self._pass_ended: float | None = None  # None: idle since
+
+    # -- requests come and go --------------------------------------------------------------------------------
+
+    def add(self, request: Request, arrival: float | None = None) -> int:
+        """Queue a request; its internal id. max_tokens is cut to what max_model_len leaves. `arrival` is when
+        the server got it, on the engine's clock, if that was before now (an iteration may have been running).
+        Raises Refused."""
+        now = self.clock()
+        seq_id, self._next_id = self._next_id, self._next_id + 1
+        prompt = array("q", request.prompt_token_ids)
+        max_tokens = min(request.max_tokens, self.config.max_model_len - len(prompt))
+        seq = Sequence(
+            seq_id,
+            len(prompt),
+            max_tokens,
+            now if arrival is None else arrival,
+            request.priority,
+            request.tenant,
+        )
+        record = _record(seq, request)
+        self.counters.received += 1
+        refused = refusal(seq, request, self.config, self.scheduler)
+        if refused is not None:
+            _bump(self.counters.refusals, refused.reason)
+            record.finish_reason, record.refusal, record.finish_ns = "refused", refused.reason, _ns(now)
+            if self.step_log is not None:
+                self.step_log.request(record)
+            raise refused
+        seed = request.sampling.seed
+        if seed is None:
+            seed = (self.seed * 1_000_003 + seq_id) & 0x7FFF_FFFF_FFFF_FFFF
+        self._live[seq_id] = _Live(request, seq, prompt, seed, record)
+        self.scheduler.add(seq)
+        return seq_id
+
+    def abort(self, seq_id: int) -> None:
+        """Nobody waits for this answer any more. Nothing happens if it is unknown or has left. Seat and KV
+        are free at once, except in a static batch with pad_finished: there they are when the batch ends."""
+        live = self._live.get(seq_id)
+        if live is None or live.answered:
+            return
+        now = self.clock()
+        live.record.abort_seen_ns = _ns(now)
+        state = live.state
+        self._end(live, "abort")
+        live.record.abort_state = "held" if live.seq.status is Status.ENDED else state
+        self._answer(live, Output(seq_id, (), "abort"))
+        self._dismiss(now)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._outbox or self.scheduler.running or self.scheduler.waiting)
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When `step` next has something to do: now, a later time (a batch waits for company), or None until
+        a request arrives. Calling it earlier does no harm and no work."""
+        if self._outbox:
+            return now
+        wakeup = self.scheduler.next_wakeup(now)
+        timeout = self.config.queue_timeout_ms
+        if wakeup is not None and wakeup > now and timeout is not None:
+            wakeup = min(wakeup, self.scheduler.waiting.head.arrival + timeout / 1e3)
+        return wakeup
+
+    # -- an iteration ----------------------------------------------------------------------------------------
+
+    def step(self) -> list[Output]:
+        """One iteration, and the outputs that may leave after it. What fails in the pass ends the sequences
+        in it with finish_reason `error`; the engine goes on. Raises IntegrityError if KV has leaked."""
+        now = self.clock()
+        self._expire(now)
+        plan = self.scheduler.schedule(now)
+        if plan.entries:
+            self._iterate(plan, now)
+        else:
+            self._pass_ended = None
+        outputs, self._outbox = self._outbox, []
+        if not self.has_work:
+            self._idle()
+        return outputs
+
+    def _iterate(self, plan: Plan, now: float) -> None:
+        tally = self._tally(plan, now)
+        scheduler, pool = self.scheduler, self.pool
+        waiting, running = len(scheduler.waiting), len(scheduler.running)
+        kv_live, kv_cached, kv_free = pool.num_live, pool.num_cached, pool.num_free
+        batch, sampled = assemble(plan, self._tokens, self.config.block_size, self.config.max_model_len)
+        batch = replace(batch, sampling=self._sampling(sampled))
+        pad_rows = 0
+        start = self.clock()
+        try:
+            result = self.runner.run(batch)
+        except Exception as error:
+            end = self.clock()
+            self._fail(plan, error)
+        else:
+            end = self.clock()
+            pad_rows = result.backend_pad_rows
+            self._publish(plan, sampled, result, end)
+        self._dismiss(end)
+        self._force_preemption(sampled)
+        if self.step_log is not None:
+            preemptions, refusals = self.counters.preemptions, sum(self.counters.refusals.values())
+            self.step_log.step(
+                StepRecord(
+                    step=self.counters.steps,
+                    start_ns=_ns(start),
+                    duration_ns=_ns(end) - _ns(start),
+                    host_gap_ns=None if self._pass_ended is None else _ns(start) - _ns(self._pass_ended),
+                    num_seqs=len(plan.entries) - tally.ended_rows,
+                    prefill_tokens=tally.prefill_tokens,
+                    decode_tokens=tally.decode_tokens,
+                    ended_rows=tally.ended_rows,
+                    left_pad_tokens=tally.left_pad_tokens,
+                    recomputed_tokens=tally.recomputed_tokens,
+                    backend_pad_rows=pad_rows,
+                    waiting=waiting,
+                    running=running,
+                    kv_live=kv_live,
+                    kv_cached=kv_cached,
+                    kv_free=kv_free,
+                    preemptions=preemptions - self._logged[0],
+                    refusals=refusals - self._logged[1],
+                    ids=[entry.seq.seq_id for entry in plan.entries],
+                    tokens=[entry.num_tokens for entry in plan.entries],
+                    kind=[int(entry.kind) for entry in plan.entries],
+                )
+            )
+            self._logged = (preemptions, refusals)
+        self.counters.steps += 1
+        self._pass_ended = end
+
+    def _tally(self, plan: Plan, now: float) -> Counters:
+        """What the pass will compute, by use; and note who is scheduled for the first time."""
+        tally, total = Counters(), self.counters
+        for entry in plan.entries:
+            tally.left_pad_tokens += entry.left_pad
+            if entry.kind is Kind.ENDED:
+                tally.ended_rows += 1
+                continue
+            prefill, decode, recomputed = entry.split()
+            tally.prefill_tokens += prefill
+            tally.decode_tokens += decode
+            tally.recomputed_tokens += recomputed
+            record = self._live[entry.seq.seq_id].record
+            record.recomputed_tokens += recomputed
+            if record.admitted_ns is None:
+                record.admitted_ns = _ns(now)
+        total.left_pad_tokens += tally.left_pad_tokens
+        total.ended_rows += tally.ended_rows
+        total.prefill_tokens += tally.prefill_tokens
+        total.decode_tokens += tally.decode_tokens
+        total.recomputed_tokens += tally.recomputed_tokens
+        total.preemptions += len(plan.preempted)
+        return tally
+
+    def _publish(self, plan: Plan, sampled: list[Entry], result: StepResult, now: float) -> None:
+        for seq, num_tokens, kind, _ in plan.entries:
+            if kind is Kind.ENDED:
+                seq.num_padded += 1
+            else:
+                seq.advance(num_tokens)
+        for entry, token in zip(sampled, result.token_ids.tolist(), strict=True):
+            if entry.kind is Kind.ENDED:
+                continue
+            live = self._live[entry.seq.seq_id]
+            live.tokens.append(token)
+            live.seq.num_tokens += 1
+            self.counters.output_tokens += 1
+            if live.record.first_token_ns is None:
+                live.record.first_token_ns = _ns(now)
+            reason = self._end_reason(live, token)
+            if reason is not None:
+                self._end(live, reason)
+            if not self.scheduler.drain:
+                self._answer(live, Output(live.seq.seq_id, (token,), reason))
+
+    def _end_reason(self, live: _Live, token: int) -> str | None:
+        request, length = live.request, live.seq.num_tokens - live.seq.prompt_len
+        ends_itself = request.ignore_eos or request.stop_after is not None
+        if not ends_itself and token in self.eos_token_ids:
+            return "stop"
+        if length >= live.seq.max_tokens:
+            return "length"
+        return "stop" if request.stop_after is not None and length >= request.stop_after else None
+
+    def _fail(self, plan: Plan, error: Exception) -> None:
+        message = f"{type(error).__name__}: {error}"
+        for entry in plan.entries:
+            if entry.kind is not Kind.ENDED:
+                live = self._live[entry.seq.seq_id]
+                self._end(live, "error")
+                self._answer(live, Output(live.seq.seq_id, (), "error", message))
+
+    def _expire(self, now: float) -> None:
+        timeout = self.config.queue_timeout_ms
+        if timeout is None:
+            return
+        for seq in self.scheduler.waiting.arrived_before(now - timeout / 1e3):
+            live = self._live[seq.seq_id]
+            self._end(live, "queue_timeout")
+            self._answer(live, Output(seq.seq_id, (), "queue_timeout"))
+        self._dismiss(now)
+
+    def _force_preemption(self, sampled: list[Entry]) -> None:
+        """Tests: every preempt_every iterations the newest sequence loses its seat, if this pass gave it a
+        token (so that even preempt_every=1 ends)."""
+        self._since_forced += 1
+        running, every = self.scheduler.running, self.config.preempt_every
+        if every is None or self._since_forced < every or not running:
+            return
+        if any(entry.seq is running[-1] for entry in sampled):
+            self.scheduler.preempt()
+            self.counters.preemptions += 1
+            self._since_forced = 0
+
+    # -- how a request leaves --------------------------------------------------------------------------------
+
+    def _end(self, live: _Live, reason: str) -> None:
+        """No more tokens for it. The scheduler takes its seat and KV back, now or when the static batch
+        ends."""
+        if live not in self._ended:
+            self._ended.append(live)
+        live.record.finish_reason = reason
+        self.scheduler.finish(live.seq)
+
+    def _answer(self, live: _Live, output: Output) -> None:
+        self._outbox.append(output)
+        live.answered = output.finish_reason is not None
+
+    def _dismiss(self, now: float) -> None:
+        """Let go of what has ended: drained answers when the batch is over, records when KV is free as
+        well."""
+        batch_over = not self.scheduler.running
+        for live in list(self._ended):
+            record = live.record
+            if not live.answered and batch_over:
+                self._answer(live, Output(live.seq.seq_id, live.answer, record.finish_reason))
+            if record.finish_ns is None and live.seq.status is Status.FINISHED:
+                record.finish_ns = _ns(now)
+            if live.answered and record.finish_ns is not None:
+                self._ended.remove(live)
+                del self._live[live.seq.seq_id]
+                _bump(self.counters.finished, str(record.finish_reason))
+                self._log_request(live)
+
+    def _log_request(self, live: _Live) -> None:
+        if self.step_log is None:
+            return
+        seq, record = live.seq, live.record
+        record.output_tokens = seq.num_tokens - seq.prompt_len
+        record.preemptions = seq.num_preemptions
+        if record.finish_reason == "abort":
+            record.wasted_tokens = seq.max_computed + record.recomputed_tokens + seq.num_padded
+        self.step_log.request(record)
+
+    def _idle(self) -> None:
+        self._pass_ended = None
+        if self.pool.num_live:
+            raise IntegrityError(f"{self.pool.num_live} KV blocks are live and no request is")
+        if self.step_log is not None:
+            self.step_log.flush()
+
+    # -- looking in ------------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        return Stats(
+            **asdict(self.counters),
+            running=len(self.scheduler.running) + len(self.scheduler.ended),
+            waiting=len(self.scheduler.waiting),
+            kv_live=self.pool.num_live,
+            kv_cached=self.pool.num_cached,
+            kv_free=self.pool.num_free,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless every sequence is in one place and every block is accounted for."""
+        integrity.check(self.scheduler, [live.seq for live in self._live.values()])
+
+    def _tokens(self, seq: Sequence) -> array[int]:
+        return self._live[seq.seq_id].tokens
+
+    def _sampling(self, sampled: list[Entry]) -> Sampling | None:
+        lives = [self._live[entry.seq.seq_id] for entry in sampled]
+        return sampling_arrays(
+            [live.request.sampling for live in lives],
+            [live.seed for live in lives],
+            [live.seq.num_tokens - live.seq.prompt_len for live in lives],
+        )
+
+
+def _record(seq: Sequence, request: Request) -> RequestRecord:
+    return RequestRecord(
+        seq_id=seq.seq_id,
+        run=request.label.get("run"),
+        id=request.label.get("id"),
+        attempt=request.label.get("attempt"),
+        tenant=request.tenant,
+        request_class=request.request_class,
+        priority=request.priority,
+        prompt_tokens=seq.prompt_len,
+        max_tokens=request.max_tokens,
+        arrival_ns=_ns(seq.arrival),
+    )
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _bump(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1

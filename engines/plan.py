@@ -1,0 +1,62 @@
+"""The plan of one iteration: which sequences are computed, and how many tokens of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from engines.sequence import Sequence
+
+
+class Kind(IntEnum):
+    """For the records only: the pass treats all four alike."""
+
+    PREFILL = 0
+    DECODE = 1
+    RECOMPUTE = 2  # starts below what was computed before a preemption
+    ENDED = 3  # a row of a static batch whose answer has ended: computed, and thrown away
+
+
+class Entry(NamedTuple):
+    seq: Sequence
+    num_tokens: int
+    kind: Kind
+    left_pad: int  # pad tokens computed in front of it (static)
+
+    def split(self) -> tuple[int, int, int]:
+        """Its tokens by use, before the pass: prompt for the first time, answer for the first time,
+        recomputed."""
+        seq = self.seq
+        end = seq.num_computed + self.num_tokens
+        recomputed = min(end, seq.max_computed) - seq.num_computed
+        prefill = max(0, min(end, seq.prompt_len) - seq.max_computed)
+        return prefill, self.num_tokens - prefill - recomputed, recomputed
+
+
+@dataclass(slots=True)
+class Plan:
+    entries: list[Entry] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    num_tokens: int = 0  # all that is computed, pads included
+
+    def add(self, seq: Sequence, num_tokens: int, left_pad: int = 0) -> None:
+        if seq.num_computed < seq.max_computed:
+            kind = Kind.RECOMPUTE
+        else:
+            kind = Kind.DECODE if seq.decoding else Kind.PREFILL
+        self._append(Entry(seq, num_tokens, kind, left_pad))
+
+    def add_ended(self, seq: Sequence) -> None:
+        self._append(Entry(seq, 1, Kind.ENDED, 0))
+
+    def drop(self, seq: Sequence) -> None:
+        """Take back what was planned for a sequence that has just been preempted; its tokens return to the
+        budget."""
+        for entry in [e for e in self.entries if e.seq is seq]:
+            self.entries.remove(entry)
+            self.num_tokens -= entry.num_tokens + entry.left_pad
+
+    def _append(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.num_tokens += entry.num_tokens + entry.left_pad

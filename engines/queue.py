@@ -1,0 +1,41 @@
+"""Who is next: first come, first served, with preempted sequences in front."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from engines.sequence import Sequence, Status
+
+
+class FcfsQueue:
+    """Sequences without a seat. A preempted sequence came before everyone who waits, so in front is its
+    place."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._waiting.values())
+
+    @property
+    def head(self) -> Sequence:
+        return next(iter(self._waiting.values()))
+
+    def push(self, seq: Sequence) -> None:
+        self._waiting[seq.seq_id] = seq
+
+    def push_front(self, seq: Sequence) -> None:
+        self.push(seq)
+        self._waiting.move_to_end(seq.seq_id, last=False)
+
+    def remove(self, seq: Sequence) -> None:
+        """Nothing happens if it is not here."""
+        self._waiting.pop(seq.seq_id, None)
+
+    def arrived_before(self, time: float) -> list[Sequence]:
+        """Those that arrived at `time` or earlier and were never scheduled."""
+        return [s for s in self if s.status is Status.WAITING and s.arrival <= time]

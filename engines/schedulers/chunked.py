@@ -1,0 +1,54 @@
+"""Chunked prefill, or stall-free batching: decodes first, prompts in pieces (Sarathi-Serve, OSDI 2024; vLLM
+V1).
+
+    1. every decoding sequence takes one token
+    2. what is left of the token budget goes to prompts that are partly computed, oldest first
+    3. then to new ones, from the head of the queue
+
+It differs from `continuous` in the split of the budget only: no iteration computes more than
+max_num_batched_tokens, so no decode waits longer than one such pass, however long the prompts are."""
+
+from __future__ import annotations
+
+from engines.plan import Plan
+from engines.schedulers.base import Scheduler
+from engines.sequence import Sequence
+
+
+class ChunkedScheduler(Scheduler):
+    def schedule(self, now: float) -> Plan:
+        plan = Plan()
+
+        # Victims leave at the tail of the list that we walk, so they are not visited. The budget is no
+        # smaller than the number of seats (EngineConfig), so every decode has its token and a partial prompt
+        # at least one.
+        for seq in self.running:
+            if seq.decoding and self.make_room(seq, 1, plan):
+                plan.add(seq, 1)
+
+        for seq in self.running:
+            if not seq.decoding:
+                chunk = self._chunk(seq, plan)
+                if chunk and self.make_room(seq, chunk, plan):
+                    plan.add(seq, chunk)
+
+        # KV that had to be taken from someone is not handed to a newcomer in the same iteration (vLLM V1).
+        while not plan.preempted and self.waiting and self.free_seats():
+            seq = self.waiting.head
+            chunk = self._chunk(seq, plan)
+            if not chunk or not self._whole_input_fits(seq) or not self.admit(seq, chunk):
+                break  # nobody overtakes the head of the queue
+            plan.add(seq, chunk)
+        return plan
+
+    def _chunk(self, seq: Sequence, plan: Plan) -> int:
+        """The next piece of its prompt: what is left of it, of the budget, or the longest piece allowed."""
+        longest = self.config.prefill_chunk_size or self.config.max_num_batched_tokens
+        return min(seq.remaining, longest, self.budget(plan))
+
+    def _whole_input_fits(self, seq: Sequence) -> bool:
+        """Only a check: with on_demand, KV is taken chunk by chunk. Without it, prompts enter by half and
+        then take each other's blocks away. vLLM V1 (scheduler_reserve_full_isl) looks at the free blocks
+        alone; here the blocks that running sequences still need for their own prompts are set aside."""
+        promised = sum(self.pool.missing(s.block_table, s.num_tokens) for s in self.running)
+        return self.pool.missing(seq.block_table, seq.num_tokens) + promised <= self.pool.num_free

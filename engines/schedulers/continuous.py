@@ -1,0 +1,32 @@
+"""Continuous batching: requests enter and leave at every iteration (Orca, OSDI 2022).
+
+    every running sequence decodes one token; if KV runs out, the newest is preempted unless one was: while a
+    seat, the token budget and KV allow, the head of the queue joins with its whole prompt
+
+Whole prompts share the pass with everyone's decodes, so a long prompt makes one long iteration and everyone
+waits for it: the generation stall that chunked prefill removes. KV is Orca's reservation of the maximum with
+reservation=max_model_len, and vLLM's (SOSP 2023) with on_demand, the default."""
+
+from __future__ import annotations
+
+from engines.plan import Plan
+from engines.schedulers.base import Scheduler
+
+
+class ContinuousScheduler(Scheduler):
+    def schedule(self, now: float) -> Plan:
+        plan = Plan()
+
+        # Oldest first. Victims leave at the tail of the list that we walk, so they are not visited.
+        for seq in self.running:
+            if self.make_room(seq, 1, plan):
+                plan.add(seq, 1)
+
+        # KV that had to be taken from someone is not handed to a newcomer in the same iteration (vLLM V1).
+        while not plan.preempted and self.waiting and self.free_seats():
+            seq = self.waiting.head
+            prompt = seq.remaining  # of a preempted sequence: prompt and answer so far
+            if prompt > self.budget(plan) or not self.admit(seq, prompt):
+                break  # nobody overtakes the head of the queue
+            plan.add(seq, prompt)
+        return plan

@@ -1,0 +1,99 @@
+"""Static batching, at the level of whole requests (Hugging Face generate(), FasterTransformer).
+
+    if the batch has ended: form the next one from the head of the queue and prefill it in one pass
+    otherwise:              every sequence of the batch decodes one token
+
+Nobody joins a batch that runs. Three switches say how true to the original it is, all on by default:
+    left_pad      the prompts are padded to the longest, and the pads are computed pad_finished  a row whose
+    answer has ended is computed until the batch ends, and keeps its KV so long; so does
+                  the row of a client that has gone, since generate() could not drop it either
+    drain         the answers leave when the batch has ended (the engine holds them)
+max_queue_delay_ms lets an incomplete batch wait for company, as Triton's dynamic batcher does."""
+
+from __future__ import annotations
+
+from engines.plan import Plan
+from engines.schedulers.base import Scheduler
+from engines.sequence import Sequence, Status
+
+
+class StaticScheduler(Scheduler):
+    @property
+    def drain(self) -> bool:
+        return self.config.drain
+
+    def schedule(self, now: float) -> Plan:
+        if not self.running:
+            return self._prefill(self._next_batch()) if self._ready_at(now) <= now else Plan()
+
+        plan = Plan()
+        # Oldest first. Victims leave at the tail of the list that we walk, so they are not visited.
+        for seq in self.running:
+            if self.make_room(seq, 1, plan):
+                plan.add(seq, 1)
+        for seq in self.ended:
+            plan.add_ended(seq)
+        return plan
+
+    def next_wakeup(self, now: float) -> float | None:
+        if self.running or not self.waiting:
+            return super().next_wakeup(now)
+        return self._ready_at(now)
+
+    def finish(self, seq: Sequence) -> None:
+        if self.config.pad_finished and seq in self.running:
+            self.running.remove(seq)
+            self.ended.append(seq)
+            seq.status = Status.ENDED
+        elif seq not in self.ended:
+            super().finish(seq)
+        self._end_batch()
+
+    def free_some(self, plan: Plan) -> None:
+        """Rows that are computed for nobody give way first. Only on_demand and prompt can get here."""
+        if self.ended:
+            super().finish(self.ended.pop())
+        else:
+            super().free_some(plan)
+
+    def preempt(self) -> Sequence:
+        victim = super().preempt()
+        self._end_batch()
+        return victim
+
+    def _end_batch(self) -> None:
+        """When the longest has ended, so have the rows that only kept it company."""
+        while self.ended and not self.running:
+            super().finish(self.ended.pop())
+
+    def _prefill(self, batch: list[Sequence]) -> Plan:
+        plan = Plan()
+        longest = max((seq.remaining for seq in batch), default=0)
+        for seq in batch:
+            self.admit(seq, seq.remaining)
+            plan.add(seq, seq.remaining, longest - seq.remaining if self.config.left_pad else 0)
+        return plan
+
+    def _next_batch(self) -> list[Sequence]:
+        """As much of the queue, from its head, as seats, the token budget and KV allow."""
+        batch: list[Sequence] = []
+        longest = total = blocks = 0
+        for seq in self.waiting:
+            longest = max(longest, seq.remaining)
+            total += seq.remaining
+            tokens = longest * (len(batch) + 1) if self.config.left_pad else total
+            blocks += self.pool.blocks_for(self.reservation.tokens(seq, seq.remaining))
+            full = len(batch) == self.config.max_num_seqs
+            if full or tokens > self.config.max_num_batched_tokens or blocks > self.pool.num_free:
+                break
+            batch.append(seq)
+        return batch
+
+    def _ready_at(self, now: float) -> float:
+        """When the next batch may start: now if it is full, else when its oldest request has waited long
+        enough."""
+        if not self.waiting:
+            return now
+        room_left = len(self._next_batch()) == len(self.waiting) < self.config.max_num_seqs
+        oldest = self.waiting.head.arrival
+        return max(now, oldest + self.config.max_queue_delay_ms / 1e3) if room_left else now

@@ -1,0 +1,60 @@
+"""A sequence: what a scheduler may know about a request. No text, no sampling, and not where the answer will
+end."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Status(Enum):
+    WAITING = "waiting"  # in the queue, never scheduled
+    RUNNING = "running"  # holds a seat of the batch, and KV
+    PREEMPTED = "preempted"  # back in the queue, KV given up, will be computed again
+    ENDED = "ended"  # its answer has ended, but a static batch still computes its row
+    FINISHED = "finished"  # gone: no seat, no KV
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`num_computed` chases `num_tokens` (vLLM V1): a prompt has many tokens to compute, a decode has one,
+    and a scheduler needs no phases. Token i is computed when its key and value are in the cache; the pass
+    that computes the last one yields the next token.
+
+    `seq_id` numbers arrivals: a smaller one came earlier."""
+
+    seq_id: int
+    prompt_len: int
+    max_tokens: int  # what the client declared; where the answer really ends is not for schedulers to know
+    arrival: float = 0.0  # seconds on the engine's clock
+    priority: int = 0  # lower first
+    tenant: str = ""
+    status: Status = Status.WAITING
+    num_tokens: int = -1  # prompt and answer so far
+    num_computed: int = 0
+    max_computed: int = 0  # the furthest that num_computed ever was: what lies below is recomputation
+    num_padded: int = 0  # positions computed for nobody, after the answer had ended
+    num_preemptions: int = 0
+    block_table: array[int] = field(
+        default_factory=lambda: array("i")
+    )  # int32: numpy copies it without a loop
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 0:
+            self.num_tokens = self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled; at least 1 while the answer goes on."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def decoding(self) -> bool:
+        """The prompt is computed and only the newest token is not."""
+        return self.num_computed >= self.prompt_len and self.remaining == 1
+
+    def advance(self, num_tokens: int) -> None:
+        """A pass has computed `num_tokens` more."""
+        self.num_computed += num_tokens
+        self.max_computed = max(self.max_computed, self.num_computed)

@@ -1,0 +1,34 @@
+"""The engine's state and counters, for gauges and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the engine started."""
+
+    steps: int = 0
+    received: int = 0
+    output_tokens: int = 0
+    prefill_tokens: int = 0  # of prompts, for the first time
+    decode_tokens: int = 0  # of answers, for the first time
+    recomputed_tokens: int = 0  # had been computed before a preemption
+    ended_rows: int = 0  # rows of a static batch whose answer had ended
+    left_pad_tokens: int = 0
+    preemptions: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)  # by reason
+    finished: dict[str, int] = field(default_factory=dict)  # by finish_reason
+
+
+@dataclass(slots=True, kw_only=True)
+class Stats(Counters):
+    """A snapshot. received = running + waiting + sum(refusals) + sum(finished) when no answer waits to
+    leave."""
+
+    running: int  # sequences with a seat, ended rows of a static batch included
+    waiting: int
+    kv_live: int  # blocks
+    kv_cached: int
+    kv_free: int
