@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 
 from harness import records
 from harness.records import OUTCOMES
@@ -43,6 +44,7 @@ class Run:
     steps: pd.DataFrame
     telemetry: pd.DataFrame
     schedule: pd.DataFrame
+    config: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     closed: bool = True  # requests.jsonl has its footer
 
@@ -91,6 +93,7 @@ def load_run(run_dir: str | Path) -> Run:
     steps = step_frame(read("steps", records.read_steps, pd.DataFrame()), t0)
     telemetry = read("telemetry.jsonl", records.read_telemetry, pd.DataFrame())
     schedule = read("schedule.parquet", lambda d: pd.read_parquet(d / "schedule.parquet"), pd.DataFrame())
+    config = read("config.yaml", lambda d: yaml.safe_load((d / "config.yaml").read_text()), {})
     prefix = f"{folder}/"
     return Run(
         path=folder,
@@ -100,6 +103,7 @@ def load_run(run_dir: str | Path) -> Run:
         steps=steps,
         telemetry=_floats(telemetry, records.TELEMETRY_COLUMNS),
         schedule=schedule,
+        config=config if isinstance(config, dict) else {},
         problems=tuple(dict.fromkeys(text.replace(prefix, "") for text in problems)),
         closed=bool(file and file.closed),
     )

@@ -100,6 +100,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "null_reasons": {},
         "run": reasons.take("run", run_facts(run)),
         **{name: reasons.one(name, fact(run, name)) for name in ("engine", "workload", "model", "device")},
+        "setup": setup(run),
         "counts": counts,
         "refusals": refusals(run),
         "deadline_misses": reasons.one("deadline_misses", deadline_misses(run, frame)),
@@ -229,8 +230,21 @@ def run_facts(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def fact(run: Run, name: str) -> tuple[Any, str | None]:
+    """What the run calls its engine, workload, model or device."""
     value = run.meta.get(name)
+    if isinstance(value, dict):
+        value = value.get("name")
     return value, None if value is not None else "not recorded"
+
+
+def setup(run: Run) -> dict[str, Any]:
+    """What the run was asked for: SLO, plan and the engine's settings (resolved ones of a ready server
+    win)."""
+    config = run.config.get("engine")
+    settings = dict(config) if isinstance(config, dict) else {}
+    server = run.meta.get("server") or {}
+    settings.update({name: value for name, value in server.items() if name in settings and value is not None})
+    return {"slo": run.meta.get("slo") or {}, "planned": run.meta.get("planned") or {}, "engine": settings}
 
 
 def refusals(run: Run) -> dict[str, int]:

@@ -37,6 +37,8 @@ def invalid_reasons(run: Run, counts: dict[str, int], client: dict[str, Any]) ->
         why = run.meta.get("incomplete_reason") or "the run did not record its end"
         reasons.append(f"incomplete: {why}")
     reasons.extend(f"records: {problem}" for problem in run.problems if _matters(run, problem))
+    if not run.closed and run.meta.get("complete", False):
+        reasons.append("records: requests.jsonl has no footer")
     ended = sum(counts[name] for name in OUTCOMES)
     known = len(run.requests)
     if ended != known:

@@ -1,0 +1,235 @@
+"""A run's table for people: `python -m harness.report --from RUN` rebuilds summary.json and prints it.
+
+The summary comes from the run's records alone, so the command gives the same bytes each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from harness.metrics import write_summary
+from harness.table import LEGEND, console_for, figure, grid, lookup, number, percent, why_null
+
+LATENCY_ROWS = (
+    ("TTFT", "ttft.from_intended"),
+    ("  from send", "ttft.from_send"),
+    ("TPOT", "tpot"),
+    ("ITL", "itl"),
+    ("E2E", "e2e.from_intended"),
+    ("normalized (E2E/token)", "normalized"),
+    ("queue delay", "queue_delay"),
+    ("prefill", "prefill"),
+    ("decode", "decode"),
+)
+FIGURES = ("mean", "p50", "p90", "p95", "p99", "max")
+SETTINGS = (
+    *("scheduler", "reservation", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
+    *("num_kv_blocks", "block_size", "prefill_chunk_size", "threads"),
+)
+LABEL_WIDTH = 12
+
+
+def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
+    """Print a run's summary in 80 columns, readable without colour. Unreliable figures carry a ~, null is
+    -."""
+    out = console_for(console)
+    for label, text in heading(summary):
+        line(out, label, text)
+    out.print()
+    out.print(latency_table(summary))
+    for note in null_notes(summary):
+        out.print(Text(note, style="dim"))
+    out.print()
+    for label, text in facts(summary):
+        line(out, label, text)
+    verdict(out, summary)
+
+
+def line(out: Console, label: str, text: str) -> None:
+    """label and text side by side; text wraps under itself."""
+    row = grid("", "")
+    row.show_header = False
+    row.columns[0].width = LABEL_WIDTH
+    row.columns[1].justify, row.columns[1].no_wrap = "left", False
+    row.add_row(Text(label, style="bold"), Text(text))
+    out.print(row)
+
+
+def heading(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What ran: workload, engine, settings and how every request ended."""
+    setup = summary.get("setup") or {}
+    planned = setup.get("planned") or {}
+    rate, scale = planned.get("rate"), planned.get("length_scale")
+    workload = str(summary.get("workload") or "unknown workload")
+    workload += f" at {number(rate)} requests/s" if rate is not None else ""
+    workload += f", workload.length_scale={scale:g}" if isinstance(scale, (int, float)) else ""
+    engine = f"{summary.get('engine') or 'unknown engine'}, model {summary.get('model') or 'unknown'}"
+    engine += f" on {summary['device']}" if summary.get("device") else ""
+    settings = setup.get("engine") or {}
+    shown = [f"{name}={settings[name]}" for name in SETTINGS if settings.get(name) is not None]
+    counts = summary["counts"]
+    ended = ", ".join(
+        f"{counts[name]} {name.replace('_', ' ')}"
+        for name in ("completed", "failed", "timed_out", "rejected", "cancelled", "cut_off")
+    )
+    rows = [("workload", workload), ("engine", engine)]
+    if shown:
+        rows.append(("settings", ", ".join(shown)))
+    rows.append(("requests", f"{counts['scheduled']} scheduled: {ended}"))
+    if summary.get("refusals"):
+        rows.append(("refusals", ", ".join(f"{n} {reason}" for reason, n in summary["refusals"].items())))
+    return rows
+
+
+def latency_table(summary: dict[str, Any]) -> Any:
+    table = grid("latency, ms", *FIGURES)
+    for label, path in LATENCY_ROWS:
+        block = lookup(summary, f"latency_ms.{path}")
+        table.add_row(label, *(figure(block, name) for name in FIGURES))
+    return table
+
+
+def null_notes(summary: dict[str, Any]) -> list[str]:
+    """Under the table: what ~ means, and why whole rows are missing."""
+    notes: list[str] = []
+    reliable = [lookup(summary, f"latency_ms.{path}") for _, path in LATENCY_ROWS]
+    if any(block and block["n"] and not all(block["reliable"].values()) for block in reliable):
+        notes.append(LEGEND)
+    missing: dict[str, list[str]] = {}
+    for label, path in LATENCY_ROWS:
+        if not (lookup(summary, f"latency_ms.{path}") or {}).get("n"):
+            reason = why_null(summary, f"latency_ms.{path}") or "not measured"
+            missing.setdefault(reason, []).append(label.strip())
+    notes.extend(f"- {', '.join(labels)}: {reason}" for reason, labels in missing.items())
+    return notes
+
+
+def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Throughput, SLO, stalls, engine, machine and client, a line each."""
+    rate, stalls, steps = summary["throughput"], summary["stalls"], summary["steps"]
+    slo = (summary.get("setup") or {}).get("slo") or {}
+    limits = ", ".join(
+        f"{name} {number(slo[key])} ms"
+        for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"))
+        if slo.get(key) is not None
+    )
+    rows = [
+        (
+            "throughput",
+            f"{number(rate['requests_per_s'])} requests/s, "
+            f"{number(rate['output_tokens_per_s'])} output tokens/s, "
+            f"{number(rate['total_tokens_per_s'])} tokens/s with prompts",
+        ),
+        (
+            "goodput",
+            f"{number(rate['goodput_rps'])} requests/s, attainment {percent(rate['slo_attainment'])}"
+            + (f" ({limits})" if limits else ""),
+        ),
+    ]
+    if stalls["longest_ms"] is not None:
+        rows.append(
+            (
+                "stalls",
+                f"{stalls['count']} over {number(stalls['threshold_ms'])} ms "
+                f"({number(stalls['seconds'])} s), longest gap {number(stalls['longest_ms'])} ms, fluidity {number(summary['fluidity'])}",
+            )
+        )
+    if steps["count"] is not None:
+        rows.extend(engine_facts(summary))
+    use = summary["utilization"]
+    busy = [
+        f"{name} {text}"
+        for name, text, value in (
+            ("busy", percent(use["device_busy"]), use["device_busy"]),
+            ("server CPU", f"{number(use['cpu_pct'])} % of a core", use["cpu_pct"]),
+            ("GPU", f"{number(use['gpu_util_pct'])} %", use["gpu_util_pct"]),
+            ("GPU memory", f"{number(use['gpu_memory_gb'])} GB", use["gpu_memory_gb"]),
+            ("power", f"{number(use['power_w'])} W", use["power_w"]),
+        )
+        if value is not None
+    ]
+    if busy:
+        rows.append(("device", ", ".join(busy)))
+    if summary["cancellations"]["count"]:
+        rows.append(("hang-ups", hang_ups(summary["cancellations"])))
+    client = summary["client"]
+    rows.append(
+        (
+            "client",
+            f"send lag p99 {lag(client['send_lag_ms'])}, loop lag p99 {lag(client['loop_lag_ms'])}"
+            + (f", backend {client['backend']}" if client["backend"] else ""),
+        )
+    )
+    return rows
+
+
+def engine_facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    steps = summary["steps"]
+    blocks = ((summary.get("setup") or {}).get("engine") or {}).get("num_kv_blocks")
+    of = f" of {blocks}" if isinstance(blocks, int) else ""
+    gap = steps["host_gap_ms"]
+    return [
+        (
+            "steps",
+            f"{steps['count']}, batch {number(steps['batch_size_mean'])} mean, "
+            f"useful tokens {percent(steps['useful_token_fraction'])}, "
+            f"recomputed {number(steps['recomputed_tokens'])}, preemptions {number(steps['preemptions'])}, "
+            f"host gap p50 {figure(gap, 'p50').plain} p99 {figure(gap, 'p99').plain} ms",
+        ),
+        (
+            "KV blocks",
+            f"{number(steps['kv_live_mean'])} mean, {number(steps['kv_live_max'])} max{of}",
+        ),
+    ]
+
+
+def hang_ups(part: dict[str, Any]) -> str:
+    states = (
+        ", ".join(f"{n} {state}" for state, n in part["by_state"].items() if n) if part["by_state"] else ""
+    )
+    text = f"{part['count']} cancelled" + (f" ({states})" if states else "")
+    if part["wasted_tokens"] is not None:
+        text += f", {part['wasted_tokens']} tokens wasted"
+    if part["release_ms"]["n"]:
+        text += f", KV free after p50 {figure(part['release_ms'], 'p50').plain} ms"
+        text += f", max {number(part['release_ms']['max'])} ms"
+    return text
+
+
+def lag(block: dict[str, Any]) -> str:
+    text = figure(block, "p99").plain
+    return text if block["p99"] is None else f"{text} ms"
+
+
+def verdict(out: Console, summary: dict[str, Any]) -> None:
+    """Why the run may not be compared, if so: the last thing a reader sees."""
+    for reason in summary["invalid_reasons"]:
+        out.print(f"[bold red]INVALID[/] {escape(reason)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.report", description="Rebuild summary.json from a run's records and print it."
+    )
+    parser.add_argument("--from", dest="run", metavar="RUN", type=Path, required=True, help="a run directory")
+    args = parser.parse_args(argv)
+    try:
+        summary = write_summary(args.run)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print_summary(summary)
+    print(f"results: {args.run}")
+    return 0 if summary["valid"] else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
