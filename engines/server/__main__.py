@@ -1,0 +1,227 @@
+"""`python -m engines.server`: one reference engine behind an OpenAI-compatible server.
+
+Standard output carries one JSON line, "ready" or "error"; everything else goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from engines.config import ConfigError, EngineConfig
+
+if TYPE_CHECKING:
+    from engines.server.launch import Stop
+
+USAGE = """\
+usage: python -m engines.server [+engine=NAME] [model=NAME] [server.port=N] [key=value ...]
+       python -m engines.server --config FILE [--records DIR] [--exit-with-stdin]
+
+An OpenAI-compatible server over one of the reference engines: static, continuous or chunked.
+
+  +engine=chunked model=tiny server.port=8000    settings, as every command takes them
+  --config FILE       a fully resolved configuration (a run's config.yaml) in their place
+  --records DIR       write steps.arrow and engine_requests.jsonl there
+  --exit-with-stdin   end when standard input closes, so that the server never outlives who started it
+  -h, --help          this text
+
+Settings: server.host (127.0.0.1)  server.port (0: a free one)  model  model.id  model.weights
+  device  dtype  seed  engine.max_num_seqs  engine.max_num_batched_tokens  engine.max_model_len
+  engine.num_kv_blocks  engine.block_size  engine.prefill_chunk_size  engine.reservation  engine.threads
+  engine.max_waiting_requests  engine.queue_timeout_ms
+  engine.api_key_env (the name of the environment variable with the key that clients must send)
+
+Routes: POST /v1/completions  POST /v1/chat/completions  GET /v1/models  GET /health  GET /metrics
+Exit codes: 0 asked to end, 1 the engine has died, 2 a setting cannot work"""
+
+STDIN_PATIENCE_S = 1.2  # how long a running iteration gets once the parent is gone
+STDIN_DEADLINE_S = 1.8  # then the process ends whatever it is doing
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    overrides: list[str] = field(default_factory=list)
+    config: Path | None = None
+    records: Path | None = None
+    exit_with_stdin: bool = False
+
+
+def parse(args: list[str]) -> Arguments:
+    """Raises ConfigError."""
+    overrides: list[str] = []
+    paths: dict[str, Path] = {}
+    exit_with_stdin = False
+    rest = iter(args)
+    for arg in rest:
+        name, _, value = arg.partition("=")
+        if arg == "--exit-with-stdin":
+            exit_with_stdin = True
+        elif name in ("--config", "--records"):
+            value = value or next(rest, "")
+            if not value:
+                raise ConfigError(f"{name}: needs a {'file' if name == '--config' else 'folder'}")
+            paths[name] = Path(value)
+        elif arg.startswith("-"):
+            raise ConfigError(f"{arg}: is not an option; see --help")
+        else:
+            overrides.append(arg)
+    if "--config" in paths and overrides:
+        raise ConfigError(f"{overrides[0]}: --config holds every setting; give overrides or a file")
+    return Arguments(overrides, paths.get("--config"), paths.get("--records"), exit_with_stdin)
+
+
+def load_config(arguments: Arguments) -> Mapping[str, Any]:
+    """The resolved configuration. Raises ConfigError."""
+    from omegaconf import OmegaConf
+
+    if arguments.config is None:
+        from harness.conf import UsageError, compose
+
+        try:
+            config: Any = compose(arguments.overrides)
+        except UsageError as error:
+            raise ConfigError(str(error)) from None
+    else:
+        try:
+            config = OmegaConf.load(arguments.config)
+        except FileNotFoundError:
+            raise ConfigError(f"--config {arguments.config}: no such file") from None
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"--config {arguments.config}: cannot be read ({reason})") from None
+    values = OmegaConf.to_container(config, resolve=True)
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {arguments.config}: holds no settings")
+    for key in ("engine", "model", "server", "device", "dtype", "seed"):
+        if key not in values:
+            raise ConfigError(f"--config {arguments.config}: {key} is missing")
+    return {str(key): value for key, value in values.items()}
+
+
+def engine_config(config: Mapping[str, Any]) -> EngineConfig:
+    """Raises ConfigError."""
+    engine = config["engine"]
+    if engine.get("kind") != "reference":
+        raise ConfigError(f"engine={engine.get('name')} runs elsewhere: choose static, continuous or chunked")
+    return EngineConfig.from_mapping(engine)
+
+
+def set_environment(threads: int | None) -> None:
+    """OpenMP reads these once, when torch is imported. Waiting threads sleep: on a small host, spinning ones
+    take the cores of the client and of the event loop."""
+    cores = len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(threads or max(1, cores - 1))
+    for name, value in (
+        ("OMP_WAIT_POLICY", "PASSIVE"),
+        ("GOMP_SPINCOUNT", "0"),
+        ("KMP_BLOCKTIME", "0"),
+        ("TOKENIZERS_PARALLELISM", "false"),
+    ):
+        os.environ.setdefault(name, value)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        raise ConfigError(f"server.host={host}: not an address; 127.0.0.1 or 0.0.0.0 work") from None
+    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"server.port={port} is in use: choose another or 0") from None
+        if error.errno == errno.EACCES:
+            raise ConfigError(f"server.port={port} needs more rights: choose 1024 or above, or 0") from None
+        raise ConfigError(f"server.host={host}: cannot listen there ({error.strerror})") from None
+    return listener
+
+
+def watch_stdin(stop: Stop) -> None:
+    """End the server once standard input is closed, which the system does when the parent dies, however it
+    dies."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        stop.set("standard input has closed", patience_s=STDIN_PATIENCE_S)
+        time.sleep(STDIN_DEADLINE_S)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="stdin", daemon=True).start()
+
+
+def announce(event: dict[str, Any], for_people: str) -> None:
+    print(json.dumps(event), flush=True)
+    if sys.stderr.isatty():
+        print(for_people, file=sys.stderr, flush=True)
+
+
+def run(args: list[str]) -> int:
+    arguments = parse(args)
+    config = load_config(arguments)
+    engine = engine_config(config)
+    set_environment(engine.threads)
+    host, port = config["server"]["host"], config["server"]["port"]
+    with bind(host, port) as listener:
+        import asyncio
+
+        from engines.server.launch import Service, Stop, serve
+
+        stop = Stop()
+        if arguments.exit_with_stdin:
+            watch_stdin(stop)
+        service = Service(config, engine, arguments.records)
+        port = listener.getsockname()[1]
+
+        def on_ready() -> None:
+            shown = f"[{host}]" if ":" in host else host
+            announce(
+                {"event": "ready", "host": host, "port": port, **service.facts},
+                f"{service.facts['model']} on {engine.name}: http://{shown}:{port}/v1 (Ctrl-C ends it)",
+            )
+
+        code = asyncio.run(serve(service, listener, stop, on_ready))
+        if code:
+            print(stop.reason, file=sys.stderr, flush=True)
+        return code
+
+
+def main() -> NoReturn:
+    args = sys.argv[1:]
+    if any(arg in ("-h", "--help") for arg in args):
+        print(USAGE)
+        sys.exit(0)
+
+    def leave(*_: object) -> NoReturn:
+        os._exit(0)  # nothing is open yet: the server is still loading
+
+    signal.signal(signal.SIGINT, leave)
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        code = run(args)
+    except ConfigError as error:
+        announce({"event": "error", "message": str(error)}, f"engines.server: {error}")
+        code = 2
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""The aiohttp application: routes, refusals, streaming.
+
+Headers leave with the first token, so that whatever goes wrong before it is an HTTP status. The application
+must run under `web.AppRunner(app, handler_cancellation=True)`: then a client that hangs up cancels its
+handler, whose `finally` tells the engine at once, in the queue, in prefill or in decode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import orjson
+from aiohttp import web
+
+from engines.model.tokenizer import Tokenizer
+from engines.request import Refused
+from engines.server import protocol
+from engines.server.access import check_host, check_key, local_names
+from engines.server.answer import Answer
+from engines.server.detokenizer import Detokenizer
+from engines.server.engine_thread import EngineThread, Stream
+from engines.server.errors import ApiError, error_body, shown
+from engines.server.metrics import MeteredLog, Metrics
+
+LOG = logging.getLogger("batchmark.server")
+LONG_TEXT_CHARS = 4096
+"""A prompt longer than this is tokenised in a thread, so that it delays nobody's tokens."""
+SSE_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What the application needs beside the engine."""
+
+    model: str  # the name that clients send
+    engine: str  # the label of the metrics
+    max_model_len: int
+    vocab_size: int
+    host: str = "127.0.0.1"
+    api_key: str | None = None
+
+
+class Server:
+    """Routes over one engine thread."""
+
+    def __init__(
+        self, config: ServerConfig, engine: EngineThread, tokenizer: Tokenizer, log: MeteredLog
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.metrics = Metrics(engine, log, config.model, config.engine, config.max_model_len)
+        engine.on_output = self.metrics.on_output
+        self._created = int(time.time())
+        self._numbers = itertools.count()
+        self._names = local_names(config.host)
+        self._body_limit = protocol.max_body_bytes(config.max_model_len)
+
+    def build(self) -> web.Application:
+        app = web.Application(client_max_size=self._body_limit, middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._chat),
+                web.get("/v1/models", self._models),
+                web.get("/v1/models/{name:.+}", self._model),
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+        return app
+
+    # -- what stands before every route
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Host, Origin and key; then every error as an OpenAI body."""
+        try:
+            check_host(request, self._names)
+            check_key(request, self.config.api_key)
+            return await handler(request)
+        except Refused as refused:
+            wait_s = 1 if refused.status in (429, 503) else None
+            return _error(
+                ApiError(refused.message, refused.status, code=refused.reason, retry_after_s=wait_s)
+            )
+        except ApiError as error:
+            self.metrics.invalid[error.status] += error.status < 500
+            return _error(error)
+        except web.HTTPException as error:
+            self.metrics.invalid[error.status] += 1
+            return _error(self._http_error(request, error), error.headers.get("Allow"))
+        except ConnectionError:  # the client left while its body was being read, or its answer written
+            LOG.debug("client left: %s", request.path)
+            return web.Response(status=499)
+        except Exception:
+            LOG.exception("%s %s failed", request.method, request.path)
+            return _error(ApiError("internal error: see the server's log", 500))
+
+    def _http_error(self, request: web.Request, error: web.HTTPException) -> ApiError:
+        if error.status == 404:
+            return ApiError(f"{request.method} {shown(request.path)}: no such path; see /v1/models", 404)
+        if error.status == 405:
+            allowed = error.headers.get("Allow", "")
+            return ApiError(f"{request.method} {shown(request.path)}: needs {allowed}", 405)
+        if error.status == 413:
+            return ApiError(
+                f"the body is larger than {self._body_limit} bytes: no prompt of max_model_len="
+                f"{self.config.max_model_len} tokens needs more",
+                413,
+            )
+        return ApiError(error.reason, error.status)
+
+    # -- small routes
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [self._model_card()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        protocol.check_model(request.match_info["name"], self.config.model)
+        return _json(self._model_card())
+
+    def _model_card(self) -> dict[str, object]:
+        return {
+            "id": self.config.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "batchmark",
+            "max_model_len": self.config.max_model_len,
+        }
+
+    async def _health(self, request: web.Request) -> web.Response:
+        if self.engine.dead is not None:
+            raise ApiError(f"the engine has stopped: {self.engine.dead}", 503)
+        return _json({"status": "ok"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    # -- generation
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        arrival_ns = time.monotonic_ns()
+        body = protocol.parse_json(await request.read())
+        asked = protocol.parse_completion(body, self.config.model, self.config.vocab_size)
+        if isinstance(asked.prompt, str):
+            ids = await self._in_thread(self.tokenizer.encode, asked.prompt, len(asked.prompt))
+        else:
+            ids = asked.prompt or []
+        return await self._generate(request, asked, ids, arrival_ns)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        arrival_ns = time.monotonic_ns()
+        body = protocol.parse_json(await request.read())
+        asked = protocol.parse_chat(body, self.config.model)
+        messages = asked.messages or []
+        size = sum(len(message["content"]) for message in messages)
+        try:
+            ids = await self._in_thread(self.tokenizer.apply_chat_template, messages, size)
+        except ValueError as error:
+            raise ApiError(f"messages: {error}", param="messages") from None
+        return await self._generate(request, asked, ids, arrival_ns)
+
+    async def _in_thread(self, encode: Callable[..., list[int]], what: object, size: int) -> list[int]:
+        return await asyncio.to_thread(encode, what) if size > LONG_TEXT_CHARS else encode(what)
+
+    async def _generate(
+        self, request: web.Request, asked: protocol.Generation, ids: list[int], arrival_ns: int
+    ) -> web.StreamResponse:
+        if not ids:
+            raise ApiError("prompt: holds no token; needs at least one", param="prompt")
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError("the client left")
+        stream = self.engine.submit(
+            asked.to_request(ids, self.config.max_model_len), arrival_ns, transport.is_closing
+        )
+        self.metrics.on_received(stream)
+        detokenizer = Detokenizer(self.tokenizer.token_bytes, asked.stop)
+        answer = Answer(asked, self.config.model, f"{next(self._numbers):08d}", len(ids), detokenizer)
+        outcome = "abort"  # unless the handler gets to its end: it is cancelled when the client leaves
+        try:
+            send = _send_stream if asked.stream else _send_whole
+            response = await send(request, stream, answer)
+            outcome = answer.finish_reason or "error"
+            return response
+        except Refused as refused:
+            outcome = f"refused {refused.reason}"
+            raise
+        except ApiError:
+            outcome = "error"
+            raise
+        finally:
+            self.engine.abort(stream)
+            self.metrics.on_ended(stream, outcome)
+
+
+async def _send_whole(request: web.Request, stream: Stream, answer: Answer) -> web.StreamResponse:
+    texts: list[str] = []
+    token_ids: list[int] = []
+    while answer.finish_reason is None:
+        visible = answer.take(await stream.next())
+        texts.append(visible.text)
+        token_ids += visible.token_ids
+    response = web.Response(body=answer.body("".join(texts), token_ids), content_type="application/json")
+    await response.prepare(request)
+    await (
+        response.write_eof()
+    )  # here rather than after the handler: an answer that nobody takes is no success
+    return response
+
+
+async def _send_stream(request: web.Request, stream: Stream, answer: Answer) -> web.StreamResponse:
+    response = web.StreamResponse(headers=SSE_HEADERS)
+    try:
+        while answer.finish_reason is None:
+            events = answer.events(answer.take(await stream.next()))
+            if not events:
+                continue
+            if not response.prepared:
+                await response.prepare(request)
+            if answer.finish_reason is None:
+                await response.write(events)
+            else:
+                await response.write_eof(events)
+    except ConnectionError:
+        raise
+    except Exception as error:  # the status is on its way already: say it in the stream, and leave out [DONE]
+        if not response.prepared:
+            raise
+        if not isinstance(error, ApiError):
+            LOG.exception("a stream failed")
+            error = ApiError("internal error: see the server's log", 500)
+        response.force_close()
+        await response.write_eof(b"data: " + error_body(error) + b"\n\n")
+    return response
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json")
+
+
+def _error(error: ApiError, allow: str | None = None) -> web.Response:
+    response = web.Response(body=error_body(error), status=error.status, content_type="application/json")
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if allow:
+        response.headers["Allow"] = allow
+    return response

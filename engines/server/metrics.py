@@ -1,0 +1,213 @@
+"""GET /metrics: Prometheus text under vLLM's names, so that existing dashboards work.
+
+Names and buckets are those of vLLM 0.32 (`v1/metrics/loggers.py`), with finer buckets below its 10 ms floor
+for the gaps between tokens; what has no name there is `batchmark:*`. Everything here is fed on the event
+loop, a few additions a token, and turned into text only when somebody asks. Quantiles to publish come from
+the records, never from buckets.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from engines.server.engine_thread import EngineThread, Stream
+from engines.step_log import RequestRecord, StepLog, StepRecord
+
+TTFT_S = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
+TTFT_S += [20.0, 40.0, 80.0, 160.0, 640.0, 2560.0]
+GAP_S = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0]
+GAP_S += [2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0]
+REQUEST_S = [0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0]
+REQUEST_S += [480.0, 960.0, 1920.0, 7680.0]
+STEP_TOKENS = [1.0, *(8.0 * 2**power for power in range(12))]  # 1, 8, 16, ... 16384
+
+
+def token_buckets(most: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50, ... up to `most`."""
+    series = (float(step * 10**power) for power in range(9) for step in (1, 2, 5))
+    return [value for value in series if value <= most]
+
+
+class Histogram:
+    """Counts per bucket, a sum, and its name."""
+
+    def __init__(self, name: str, text: str, borders: Sequence[float]) -> None:
+        self.name = name
+        self.text = text
+        self.borders = borders
+        self.counts = [0] * (len(borders) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.borders, value)] += 1
+        self.sum += value
+
+    def family(self, labels: dict[str, str]) -> Metric:
+        """Buckets are cumulative in the text format."""
+        family = HistogramMetricFamily(self.name, self.text, labels=list(labels))
+        buckets, total = [], 0
+        for border, count in zip([*map(str, self.borders), "+Inf"], self.counts, strict=True):
+            total += count
+            buckets.append((border, total))
+        family.add_metric(list(labels.values()), buckets=buckets, sum_value=self.sum)
+        return family
+
+
+class MeteredLog:
+    """Stands where the engine's StepLog stands: counts what only the engine knows, and passes every row on to
+    the files, if there are any. Called by the engine thread alone."""
+
+    def __init__(self, files: StepLog | None) -> None:
+        self._files = files
+        text = "Tokens computed in an iteration."
+        self.step_tokens = Histogram("vllm:iteration_tokens_total", text, STEP_TOKENS)
+        self.step_time = Histogram("batchmark:step_seconds", "Time of a forward pass.", GAP_S)
+        self.host_gap = Histogram("batchmark:host_gap_seconds", "Time between two passes.", GAP_S)
+        self.queue = Histogram("vllm:request_queue_time_seconds", "Arrival to first schedule.", REQUEST_S)
+        text = "First schedule to first token."
+        self.prefill = Histogram("vllm:request_prefill_time_seconds", text, REQUEST_S)
+        self.decode = Histogram("vllm:request_decode_time_seconds", "First token to the end.", REQUEST_S)
+
+    def step(self, record: StepRecord) -> None:
+        self.step_tokens.observe(sum(record.tokens))
+        self.step_time.observe(record.duration_ns / 1e9)
+        if record.host_gap_ns is not None:
+            self.host_gap.observe(record.host_gap_ns / 1e9)
+        if self._files is not None:
+            self._files.step(record)
+
+    def request(self, record: RequestRecord) -> None:
+        admitted, first, end = record.admitted_ns, record.first_token_ns, record.finish_ns
+        if admitted is not None:
+            self.queue.observe((admitted - record.arrival_ns) / 1e9)
+            if first is not None:
+                self.prefill.observe((first - admitted) / 1e9)
+        if first is not None and end is not None:
+            self.decode.observe((end - first) / 1e9)
+        if self._files is not None:
+            self._files.request(record)
+
+    def flush(self) -> None:
+        if self._files is not None:
+            self._files.flush()
+
+    def close(self) -> None:
+        if self._files is not None:
+            self._files.close()
+
+    def histograms(self) -> tuple[Histogram, ...]:
+        return (self.step_tokens, self.step_time, self.host_gap, self.queue, self.prefill, self.decode)
+
+
+class Metrics:
+    """The server's figures. received = finished (stop, length, error) + aborted + refused, once nothing is
+    open."""
+
+    def __init__(
+        self, engine: EngineThread, log: MeteredLog, model_name: str, engine_name: str, max_model_len: int
+    ) -> None:
+        self._engine = engine
+        self._log = log
+        self._labels = {"model_name": model_name, "engine": engine_name}
+        self.received = 0
+        self.invalid: Counter[int] = Counter()  # answers that never reached the engine, by HTTP status
+        self.refused: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        sizes = token_buckets(max_model_len)
+        self.ttft = Histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_S)
+        self.itl = Histogram("vllm:inter_token_latency_seconds", "Gap between outputs of a request.", GAP_S)
+        self.tpot = Histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "(last - first) / tokens after the first output.",
+            GAP_S,
+        )
+        self.e2e = Histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", REQUEST_S)
+        self.prompt_size = Histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", sizes)
+        self.answer_size = Histogram("vllm:request_generation_tokens", "Tokens of an answer.", sizes)
+        self.declared = Histogram("vllm:request_params_max_tokens", "max_tokens of a request.", sizes)
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._registry = registry
+
+    def on_received(self, stream: Stream) -> None:
+        """A valid request goes to the engine."""
+        self.received += 1
+        self.declared.observe(stream.request.max_tokens)
+
+    def on_output(self, stream: Stream, tokens: int, now_ns: int) -> None:
+        """The engine produced tokens for a request; called before the stream's own stamps move on."""
+        self.generated_tokens += tokens
+        if stream.last_token_ns is None:
+            self.prompt_tokens += len(stream.request.prompt_token_ids)
+            self.ttft.observe((now_ns - stream.arrival_ns) / 1e9)
+        else:
+            self.itl.observe((now_ns - stream.last_token_ns) / 1e9)
+
+    def on_ended(self, stream: Stream, reason: str) -> None:
+        """A request left: stop | length | abort | error, or "refused " and why."""
+        if reason.startswith("refused "):
+            self.refused[reason.removeprefix("refused ")] += 1
+            return
+        self.ended[reason] += 1
+        self.prompt_size.observe(len(stream.request.prompt_token_ids))
+        self.answer_size.observe(stream.output_tokens)
+        if stream.first_token_ns is not None and stream.last_token_ns is not None and reason != "abort":
+            self.e2e.observe((stream.last_token_ns - stream.arrival_ns) / 1e9)
+            later = stream.output_tokens - stream.first_tokens
+            if later > 0:
+                self.tpot.observe((stream.last_token_ns - stream.first_token_ns) / 1e9 / later)
+
+    def text(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """Names are not known to the registry ahead of a scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats
+        yield self._gauge("vllm:num_requests_running", "Requests in the batch.", stats.running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", stats.waiting)
+        usable = max(1, stats.kv_live + stats.kv_cached + stats.kv_free)
+        yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_live / usable)
+        for state, blocks in (("live", stats.kv_live), ("cached", stats.kv_cached), ("free", stats.kv_free)):
+            yield self._gauge("batchmark:kv_blocks_" + state, f"KV blocks that are {state}.", blocks)
+        yield self._counter("vllm:num_preemptions", "Sequences put back.", stats.preemptions)
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens prefilled.", self.prompt_tokens)
+        yield self._counter("vllm:generation_tokens", "Tokens generated.", self.generated_tokens)
+        yield self._counter("batchmark:recomputed_tokens", "Tokens computed again.", stats.recomputed_tokens)
+        yield self._counter("batchmark:steps", "Iterations of the engine.", stats.steps)
+        yield self._counter("batchmark:requests_received", "Valid requests.", self.received)
+        yield self._by("vllm:request_success", "Requests that left.", "finished_reason", self.ended)
+        yield self._by("vllm:admission_rejections", "Requests refused.", "reason", self.refused)
+        yield self._by(
+            "batchmark:requests_invalid", "Requests answered before the engine.", "status", self.invalid
+        )
+        own = (self.ttft, self.itl, self.tpot, self.e2e, self.prompt_size, self.answer_size, self.declared)
+        for histogram in (*own, *self._log.histograms()):
+            yield histogram.family(self._labels)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _by(self, name: str, text: str, label: str, counts: Counter[str] | Counter[int]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[*self._labels, label])
+        for key, count in counts.items():
+            family.add_metric([*self._labels.values(), str(key)], count)
+        return family
