@@ -6,9 +6,9 @@ else in torch.
 float32; every row's bits are independent of the other rows.
 
     rms_norm(x, weight, eps, out=None) -> out
-        x [..., H], last dimension contiguous; weight [H]. out may be x itself. Llama's order: the
-        normalised value is rounded to x.dtype, then multiplied by the weight. On [T, heads, D] it is the
-        per-head norm of Qwen3.
+        x [T, H] or [T, heads, H], last dimension contiguous; weight [H]. out may be x itself. Llama's
+        order: the normalised value is rounded to x.dtype, then multiplied by the weight. On [T, heads, D]
+        it is the per-head norm of Qwen3.
     add_rms_norm(x, residual, weight, eps, out=None) -> out
         x, residual [T, H]. residual += x in place, then the norm of residual. out may be x itself.
     rope_write_kv(q, k, v, cos, sin, positions, k_cache, v_cache, slot) -> None

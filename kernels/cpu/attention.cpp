@@ -36,7 +36,7 @@ enum Status { OK = 0, BAD_CU_Q = 1, BAD_BLOCK = 2, NO_MEMORY = 3, BAD_SLOT = 4 }
 struct Problem {
     const void *q, *k_cache, *v_cache;
     void* out;
-    int64_t q_stride, out_stride, table_stride;
+    int64_t q_stride, out_stride, table_width;
     const int32_t *cu_q, *kv_len, *table;
     int heads, kv_heads, dim, block_size;
     float scale;
@@ -211,7 +211,7 @@ void run_item(const Problem& p, const Item& item, Scratch& scratch) {
     std::fill(scratch.acc, scratch.acc + size_t(groups) * MR * padded, 0.0f);
     std::fill(scratch.total, scratch.total + size_t(groups) * MR * LANES, 0.0f);
 
-    const int32_t* table = p.table + item.sequence * p.table_stride;
+    const int32_t* table = p.table + item.sequence * p.table_width;
     const int end = position + item.count;  // keys that the last query sees
     Tile<T> tile{p, scratch, {}, 0};
     for (int start = 0; start < end; start += TILE) {
@@ -276,11 +276,11 @@ extern "C" {
 
 // Strides in elements. is_bf16: q, caches and out are bfloat16, else float32. Returns a Status.
 int bm_paged_attention(int is_bf16, const void* q, int64_t q_stride, const void* k_cache, const void* v_cache,
-                       const int32_t* cu_q, const int32_t* kv_len, const int32_t* table, int64_t table_stride,
-                       int32_t table_width, void* out, int64_t out_stride, int32_t tokens, int32_t sequences,
+                       const int32_t* cu_q, const int32_t* kv_len, const int32_t* table, int32_t table_width,
+                       void* out, int64_t out_stride, int32_t tokens, int32_t sequences,
                        int32_t heads, int32_t kv_heads, int32_t dim, int32_t block_size, int32_t num_blocks,
                        float scale, int32_t threads) {
-    Problem p{q,   k_cache, v_cache, out,   q_stride, out_stride, table_stride, cu_q,
+    Problem p{q,   k_cache, v_cache, out,   q_stride, out_stride, table_width, cu_q,
               kv_len, table, heads,   kv_heads, dim,  block_size, scale};
     if (cu_q[0] != 0 || cu_q[sequences] != tokens) return BAD_CU_Q;
     try {
@@ -294,7 +294,7 @@ int bm_paged_attention(int is_bf16, const void* q, int64_t q_stride, const void*
             const int64_t blocks = (int64_t(kv_len[s]) + block_size - 1) / block_size;
             if (blocks > table_width) return BAD_BLOCK;
             for (int64_t b = 0; b < blocks; b++)
-                if (uint32_t(table[s * table_stride + b]) >= uint32_t(num_blocks)) return BAD_BLOCK;
+                if (uint32_t(table[int64_t(s) * table_width + b]) >= uint32_t(num_blocks)) return BAD_BLOCK;
             for (int first = 0; first < queries; first += step) {
                 const int count = std::min(step, queries - first);
                 const int64_t keys = std::max(1, kv_len[s] - queries + first + count);

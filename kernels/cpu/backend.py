@@ -1,4 +1,7 @@
-"""The C++ attention backend: checks the tensors, passes their addresses."""
+"""The C++ attention backend: checks the tensors, passes their addresses.
+
+The checks run once per layer and iteration, so their messages are only put together when one fails.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class CppBackend:
     name = "cpp"
 
     def __init__(self) -> None:
-        self._library = library()
+        compiled = library()
+        self._write, self._attend = compiled.bm_write_kv, compiled.bm_paged_attention
 
     def write_kv(
         self,
@@ -34,28 +38,27 @@ class CppBackend:
     ) -> None:
         """Store keys and values [T, Hk, D] into slots [T]; a negative slot is skipped. Raises ValueError."""
         blocks, heads, dim, block_size = check_caches(k_cache, v_cache)
-        for name, x in (("k", k), ("v", v)):
-            check_heads(name, x, k_cache.dtype, heads, dim)
-        check(
-            slot.dtype == torch.int64 and slot.is_contiguous() and len(slot) == len(k) == len(v),
-            "slot: needs int64 [T]",
-        )
-        status = self._library.bm_write_kv(
-            k_cache.dtype == torch.bfloat16,
+        dtype, tokens = k_cache.dtype, k.shape[0]
+        k_stride = check_heads("k", k, dtype, tokens, heads, dim)
+        v_stride = check_heads("v", v, dtype, tokens, heads, dim)
+        check_index("slot", slot, torch.int64, tokens)
+        status = self._write(
+            dtype is torch.bfloat16,
             k.data_ptr(),
-            k.stride(0),
+            k_stride,
             v.data_ptr(),
-            v.stride(0),
+            v_stride,
             k_cache.data_ptr(),
             v_cache.data_ptr(),
             slot.data_ptr(),
-            len(slot),
+            tokens,
             heads,
             dim,
             block_size,
             blocks,
         )
-        check(status == 0, ERRORS.get(status, ""))
+        if status:
+            raise ValueError(ERRORS[status])
 
     def paged_attention(
         self,
@@ -69,40 +72,34 @@ class CppBackend:
         max_q_len: int,
         out: torch.Tensor,
     ) -> None:
-        """Causal attention over the paged cache, written into out. Raises ValueError before it reads out
-        of bounds."""
+        """Causal attention over the paged cache, written into out. Raises ValueError before any read out of
+        bounds."""
         blocks, kv_heads, dim, block_size = check_caches(k_cache, v_cache)
-        heads = q.shape[1]
-        check_heads("q", q, k_cache.dtype, heads, dim)
-        check_heads("out", out, k_cache.dtype, heads, dim)
-        check(heads % kv_heads == 0 and out.shape == q.shape, "q: needs Hq % Hk == 0 and the shape of out")
-        check(cu_q.dtype == torch.int32 and cu_q.is_contiguous(), "cu_q: needs int32 [S+1]")
-        check(
-            kv_len.dtype == torch.int32 and kv_len.is_contiguous() and len(kv_len) == len(cu_q) - 1,
-            "kv_len: needs int32 [S]",
-        )
-        check(
-            block_table.dtype == torch.int32
-            and block_table.dim() == 2
-            and len(block_table) == len(kv_len)
-            and (block_table.stride(1) == 1 or block_table.shape[1] == 1),
-            "block_table: needs int32 [S, max_blocks]",
-        )
-        status = self._library.bm_paged_attention(
-            q.dtype == torch.bfloat16,
+        dtype = k_cache.dtype
+        tokens, heads, _ = q.shape
+        if heads % kv_heads:
+            raise ValueError(f"q: {heads} heads are not a multiple of the cache's {kv_heads}")
+        q_stride = check_heads("q", q, dtype, tokens, heads, dim)
+        out_stride = check_heads("out", out, dtype, tokens, heads, dim)
+        rows, width = block_table.shape
+        check_index("kv_len", kv_len, torch.int32, rows)
+        check_index("cu_q", cu_q, torch.int32, rows + 1)
+        if block_table.dtype is not torch.int32 or not block_table.is_cpu or not block_table.is_contiguous():
+            raise ValueError("block_table: needs contiguous int32 [S, max_blocks] on the CPU")
+        status = self._attend(
+            dtype is torch.bfloat16,
             q.data_ptr(),
-            q.stride(0),
+            q_stride,
             k_cache.data_ptr(),
             v_cache.data_ptr(),
             cu_q.data_ptr(),
             kv_len.data_ptr(),
             block_table.data_ptr(),
-            block_table.stride(0),
-            block_table.shape[1],
+            width,
             out.data_ptr(),
-            out.stride(0),
-            len(q),
-            len(kv_len),
+            out_stride,
+            tokens,
+            rows,
             heads,
             kv_heads,
             dim,
@@ -111,41 +108,52 @@ class CppBackend:
             scale,
             torch.get_num_threads(),
         )
-        check(status == 0, ERRORS.get(status, ""))
-
-
-def check(condition: bool, message: str) -> None:
-    """Raise ValueError with `message` unless `condition`."""
-    if not condition:
-        raise ValueError(message)
-
-
-def check_heads(name: str, x: torch.Tensor, dtype: torch.dtype, heads: int, dim: int) -> None:
-    """x must be [T, heads, dim] of `dtype` on the CPU with contiguous heads; tokens may be strided."""
-    if (
-        x.dtype != dtype
-        or x.dim() != 3
-        or x.shape[1:] != (heads, dim)
-        or x.device.type != "cpu"
-        or x.stride(2) != 1
-        or (heads > 1 and x.stride(1) != dim)
-    ):
-        raise ValueError(
-            f"{name}: needs {dtype} [T, {heads}, {dim}] with contiguous heads on the CPU; "
-            f"got {x.dtype} {tuple(x.shape)} with strides {x.stride()} on {x.device}"
-        )
+        if status:
+            raise ValueError(ERRORS[status])
 
 
 def check_caches(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int, int, int, int]:
-    """(N, Hk, D, bs) of a layer's caches, or ValueError."""
+    """(N, Hk, D, bs) of a layer's caches. Raises ValueError."""
     blocks, heads, dim, block_size = k_cache.shape
-    check(
-        k_cache.dtype in DTYPES
-        and k_cache.dtype == v_cache.dtype
+    dtype = k_cache.dtype
+    if not (
+        dtype in DTYPES
+        and v_cache.dtype is dtype
         and v_cache.shape == (blocks, heads, block_size, dim)
         and k_cache.is_contiguous()
         and v_cache.is_contiguous()
-        and k_cache.device.type == v_cache.device.type == "cpu",
-        "caches: need contiguous float32 or bfloat16 [N, Hk, D, bs] and [N, Hk, bs, D] on the CPU",
-    )
+        and k_cache.is_cpu
+        and v_cache.is_cpu
+    ):
+        raise ValueError(
+            "caches: need contiguous float32 or bfloat16 [N, Hk, D, bs] and [N, Hk, bs, D] on the CPU; got "
+            f"{dtype} {tuple(k_cache.shape)} and {v_cache.dtype} {tuple(v_cache.shape)} on {k_cache.device}"
+        )
     return blocks, heads, dim, block_size
+
+
+def check_heads(name: str, x: torch.Tensor, dtype: torch.dtype, tokens: int, heads: int, dim: int) -> int:
+    """x must be [tokens, heads, dim] on the CPU with contiguous heads; returns the stride of a token. Raises
+    ValueError."""
+    token_stride, head_stride, stride = x.stride()
+    if (
+        x.dtype is not dtype
+        or x.shape != (tokens, heads, dim)
+        or not x.is_cpu
+        or (stride != 1 and dim > 1)
+        or (head_stride != dim and heads > 1)
+    ):
+        raise ValueError(
+            f"{name}: needs {dtype} [{tokens}, {heads}, {dim}] with contiguous heads on the CPU; "
+            f"got {x.dtype} {tuple(x.shape)} with strides {x.stride()} on {x.device}"
+        )
+    return token_stride
+
+
+def check_index(name: str, x: torch.Tensor, dtype: torch.dtype, length: int) -> None:
+    """x must be a contiguous vector of `length` integers on the CPU. Raises ValueError."""
+    if x.dtype is not dtype or x.shape != (length,) or not x.is_cpu or not x.is_contiguous():
+        raise ValueError(
+            f"{name}: needs contiguous {dtype} [{length}] on the CPU; "
+            f"got {x.dtype} {tuple(x.shape)} on {x.device}"
+        )

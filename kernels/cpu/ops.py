@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.backend import ERRORS, check, check_caches, check_heads
+from kernels.cpu.backend import ERRORS, check_caches, check_heads, check_index
 from kernels.cpu.library import DTYPES, library
 
 
@@ -16,7 +16,9 @@ class CppOps:
     name = "cpp"
 
     def __init__(self) -> None:
-        self._library = library()
+        compiled = library()
+        self._rms_norm, self._silu_mul = compiled.bm_rms_norm, compiled.bm_silu_mul
+        self._rope_write_kv = compiled.bm_rope_write_kv
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
@@ -31,14 +33,8 @@ class CppOps:
         eps: float,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        check(
-            x.dim() == 2
-            and residual.shape == x.shape
-            and residual.dtype == x.dtype
-            and residual.stride(1) == 1
-            and residual.device.type == "cpu",
-            "residual: needs the shape [T, H] and dtype of x",
-        )
+        if x.dim() != 2 or residual.dtype is not x.dtype or residual.shape != x.shape:
+            raise ValueError(f"residual: needs the shape [T, H] and dtype of x; got {tuple(residual.shape)}")
         return self._norm(x, residual, weight, eps, out)
 
     def _norm(
@@ -49,29 +45,35 @@ class CppOps:
         eps: float,
         out: torch.Tensor | None,
     ) -> torch.Tensor:
-        if out is None:
-            out = torch.empty(x.shape, dtype=x.dtype)
-        check(
-            weight.shape == x.shape[-1:] and weight.dtype == x.dtype and weight.is_contiguous(),
-            f"weight: needs {x.dtype} [{x.shape[-1]}]; got {weight.dtype} {tuple(weight.shape)}",
-        )
-        check(out.shape == x.shape and out.dtype == x.dtype, "out: needs the shape and dtype of x")
+        dtype, shape = x.dtype, x.shape
         rows, heads, x_row, x_head = _rows("x", x)
+        if out is None:
+            out = torch.empty(shape, dtype=dtype)
+        elif out.dtype is not dtype or out.shape != shape:
+            raise ValueError("out: needs the shape and dtype of x")
         *_, out_row, out_head = _rows("out", out)
-        self._library.bm_rms_norm(
-            x.dtype == torch.bfloat16,
+        n = shape[-1]
+        if (
+            weight.dtype is not dtype
+            or weight.shape != (n,)
+            or not weight.is_contiguous()
+            or not weight.is_cpu
+        ):
+            raise ValueError(f"weight: needs {dtype} [{n}]; got {weight.dtype} {tuple(weight.shape)}")
+        self._rms_norm(
+            dtype is torch.bfloat16,
             x.data_ptr(),
             x_row,
             x_head,
             None if residual is None else residual.data_ptr(),
-            0 if residual is None else residual.stride(0),
+            0 if residual is None else _rows("residual", residual)[2],
             weight.data_ptr(),
             out.data_ptr(),
             out_row,
             out_head,
             rows,
             heads,
-            x.shape[-1],
+            n,
             eps,
             torch.get_num_threads(),
         )
@@ -90,31 +92,31 @@ class CppOps:
         slot: torch.Tensor,
     ) -> None:
         blocks, kv_heads, dim, block_size = check_caches(k_cache, v_cache)
-        heads, tokens = q.shape[1], len(q)
-        check_heads("q", q, k_cache.dtype, heads, dim)
-        check_heads("k", k, k_cache.dtype, kv_heads, dim)
-        check_heads("v", v, k_cache.dtype, kv_heads, dim)
-        check(dim % 2 == 0, f"q: the rotary embedding needs an even head size, not {dim}")
-        check(
-            cos.dtype == sin.dtype == torch.float32
-            and cos.shape == sin.shape == (len(cos), dim)
-            and cos.is_contiguous()
-            and sin.is_contiguous(),
-            f"cos, sin: need contiguous float32 [max_pos, {dim}]",
-        )
-        for name, x in (("positions", positions), ("slot", slot)):
-            check(
-                x.dtype == torch.int64 and x.is_contiguous() and len(x) == tokens, f"{name}: needs int64 [T]"
-            )
-        check(len(k) == len(v) == tokens, "k, v: need as many tokens as q")
-        status = self._library.bm_rope_write_kv(
-            q.dtype == torch.bfloat16,
+        dtype = k_cache.dtype
+        tokens, heads, _ = q.shape
+        q_stride = check_heads("q", q, dtype, tokens, heads, dim)
+        k_stride = check_heads("k", k, dtype, tokens, kv_heads, dim)
+        v_stride = check_heads("v", v, dtype, tokens, kv_heads, dim)
+        if dim % 2:
+            raise ValueError(f"q: the rotary embedding needs an even head size, not {dim}")
+        for table in (cos, sin):
+            if (
+                table.dtype is not torch.float32
+                or table.shape != (len(cos), dim)
+                or not table.is_contiguous()
+                or not table.is_cpu
+            ):
+                raise ValueError(f"cos, sin: need contiguous float32 [max_pos, {dim}] on the CPU")
+        check_index("positions", positions, torch.int64, tokens)
+        check_index("slot", slot, torch.int64, tokens)
+        status = self._rope_write_kv(
+            dtype is torch.bfloat16,
             q.data_ptr(),
-            q.stride(0),
+            q_stride,
             k.data_ptr(),
-            k.stride(0),
+            k_stride,
             v.data_ptr(),
-            v.stride(0),
+            v_stride,
             cos.data_ptr(),
             sin.data_ptr(),
             len(cos),
@@ -130,27 +132,23 @@ class CppOps:
             blocks,
             torch.get_num_threads(),
         )
-        check(status == 0, ERRORS.get(status, ""))
+        if status:
+            raise ValueError(ERRORS[status])
 
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        dtype = gate_up.dtype
         rows, width = gate_up.shape
+        row_stride, stride = gate_up.stride()
+        if dtype not in DTYPES or stride != 1 or width % 2 or not gate_up.is_cpu:
+            raise ValueError("gate_up: needs float32 or bfloat16 [T, 2 I] with contiguous rows on the CPU")
         if out is None:
-            out = torch.empty(rows, width // 2, dtype=gate_up.dtype)
-        check(
-            gate_up.dtype in DTYPES
-            and gate_up.stride(1) == 1
-            and width % 2 == 0
-            and gate_up.device.type == "cpu",
-            "gate_up: needs float32 or bfloat16 [T, 2 I] with contiguous rows on the CPU",
-        )
-        check(
-            out.shape == (rows, width // 2) and out.dtype == gate_up.dtype and out.is_contiguous(),
-            "out: needs contiguous [T, I] of gate_up's dtype",
-        )
-        self._library.bm_silu_mul(
-            gate_up.dtype == torch.bfloat16,
+            out = torch.empty((rows, width // 2), dtype=dtype)
+        elif out.dtype is not dtype or out.shape != (rows, width // 2) or not out.is_contiguous():
+            raise ValueError(f"out: needs contiguous {dtype} [{rows}, {width // 2}]")
+        self._silu_mul(
+            dtype is torch.bfloat16,
             gate_up.data_ptr(),
-            gate_up.stride(0),
+            row_stride,
             out.data_ptr(),
             rows,
             width // 2,
@@ -160,15 +158,13 @@ class CppOps:
 
 
 def _rows(name: str, x: torch.Tensor) -> tuple[int, int, int, int]:
-    """x as [rows, heads, H]: the counts, then the strides. Tensors of 1 or above 3 dimensions must be
-    contiguous."""
-    check(
-        x.dtype in DTYPES and x.device.type == "cpu" and x.stride(-1) == 1,
-        f"{name}: needs float32 or bfloat16 with a contiguous last dimension on the CPU, not {x.dtype}",
-    )
-    if x.dim() == 3:
-        return x.shape[0], x.shape[1], x.stride(0), x.stride(1)
-    if x.dim() == 2:
-        return x.shape[0], 1, x.stride(0), 0
-    check(x.is_contiguous(), f"{name}: needs to be contiguous")
-    return x.numel() // x.shape[-1], 1, x.shape[-1], 0
+    """x [T, H] or [T, heads, H] as (rows, heads, stride of a row, stride of a head). Raises ValueError."""
+    strides = x.stride()
+    if x.dtype not in DTYPES or not x.is_cpu or len(strides) not in (2, 3) or strides[-1] != 1:
+        raise ValueError(
+            f"{name}: needs float32 or bfloat16 [T, H] or [T, heads, H] with contiguous H on the CPU; "
+            f"got {x.dtype} {tuple(x.shape)} on {x.device}"
+        )
+    if len(strides) == 2:
+        return x.shape[0], 1, strides[0], 0
+    return x.shape[0], x.shape[1], strides[0], strides[1]
