@@ -2,7 +2,7 @@
 
 Nothing heavy is imported before the arguments have been understood: `--help` needs neither Hydra nor pandas.
 Whatever the user got wrong is one line on standard error and exit code 2; a traceback means a bug (or
-BATCHMARK_DEBUG=1, which always shows one).
+BATCHMARK_DEBUG=1 is set, which always shows one).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import harness
 from harness.conf import GROUPS, UsageError, choices
 
 PASS, REGRESSION, USAGE, INVALID, INCONCLUSIVE = 0, 1, 2, 3, 4
+DEBUG = "BATCHMARK_DEBUG"
 
 HELP = """\
 usage: python -m harness [-m] [--dry-run] [key=value ...]
@@ -67,6 +68,14 @@ COMMANDS = {
     "workloads": "see a workload's schedule",
     "engines.server": "the server on its own, OpenAI-compatible",
     "kernels.bench": "time the attention kernels",
+}
+
+
+USAGE_ERRORS = {
+    "engines.config": "ConfigError",
+    "workloads.errors": "WorkloadError",
+    "harness.loadgen.settings": "LoadError",
+    "harness.tokenizer": "TokenizerError",
 }
 
 
@@ -122,17 +131,23 @@ def guard(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of our output has gone (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PASS
+    except RuntimeError as error:
+        records = sys.modules.get("harness.records")
+        if records is None or not isinstance(error, records.RecordsError) or DEBUG in os.environ:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return INVALID
     except ValueError as error:
-        if not _is_usage(error) or os.environ.get("BATCHMARK_DEBUG") == "1":
+        if not _is_usage(error) or DEBUG in os.environ:
             raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return USAGE
 
 
 def _is_usage(error: ValueError) -> bool:
-    """UsageError, engines.config.ConfigError, workloads.WorkloadError: looked up only if imported."""
+    """Every package has its own exception for what a user can mend; one that is not loaded was not raised."""
     known: list[type] = [UsageError]
-    for module, name in (("engines.config", "ConfigError"), ("workloads.errors", "WorkloadError")):
+    for module, name in USAGE_ERRORS.items():
         if module in sys.modules:
             known.append(getattr(sys.modules[module], name))
     return isinstance(error, tuple(known))

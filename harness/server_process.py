@@ -27,9 +27,6 @@ READY_TIMEOUT_S = 900.0
 """A real model may first have to be fetched; a server that fails says so at once and is not waited for."""
 STOP_TIMEOUT_S = 10.0
 
-QUIET_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-"""OpenMP threads that wait must sleep: on a small host, spinning ones take the client's core."""
-
 
 class ServerError(RuntimeError):
     """The server could not start. `refused`: it said why itself, so the configuration is at fault."""
@@ -179,8 +176,6 @@ class ServerProcess:
 
 def _environment() -> dict[str, str]:
     env = dict(os.environ)
-    for name, value in QUIET_THREADS.items():
-        env.setdefault(name, value)
     root = Path(harness.__file__).resolve().parents[1]
     if (root / "engines").is_dir():  # a checkout: the server is found whatever the current folder is
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), env.get("PYTHONPATH"))))

@@ -69,10 +69,9 @@ time.sleep(60)
 
 
 def _holder(path):
-    child = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE
     )
-    return child
 
 
 def test_a_second_run_waits_is_told_for_whom_and_goes_on_when_the_first_is_killed(tmp_path):

@@ -1,0 +1,324 @@
+"""One measured run, from a configuration to a folder of records, a summary and a report.
+
+The server is started first and the schedule is drawn while it loads, so that the load begins within seconds of
+the command. Whatever ends a run early (Ctrl-C, a server that dies, a full disk), what was measured is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.conf import UsageError
+from harness.host import HostLock, facts, fingerprint
+from harness.interrupt import Interruption
+from harness.plan import check_engine, check_lengths, describe, draw_schedule
+from harness.server_process import ServerError, ServerProcess
+from harness.target import RunTarget, foreign_target, our_target, prompt_book, warm_up
+from harness.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from harness.loadgen import LoadResult
+    from workloads.prompts import PromptBook
+    from workloads.schedule import Schedule
+
+PASS, REGRESSION, USAGE, INVALID, INCONCLUSIVE = 0, 1, 2, 3, 4
+LEAD_NS = 100_000_000
+"""From the choice of t0 to the first possible arrival: time to build bodies and to start the sampler."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run ended. run_dir is None when there are no records (a dry run)."""
+
+    exit_code: int
+    run_dir: Path | None = None
+    summary: dict[str, Any] | None = None
+
+
+def run(cfg: DictConfig) -> RunOutcome:
+    """Measure one configuration. Raises UsageError and its like for what the user can mend."""
+    check_engine(cfg)
+    if cfg.dry_run:
+        print(describe(cfg, draw_schedule(cfg)))
+        return RunOutcome(PASS)
+    foreign = foreign_target(cfg) if cfg.engine.kind == "openai" else None
+    with Interruption() as interruption, HostLock() as lock:
+        lock.acquire(say)
+        measurement = Measurement(cfg, new_run_dir(cfg), interruption)
+        with measurement.kept_or_removed():
+            measurement.measure(foreign)
+        if not measurement.began:
+            return RunOutcome(INVALID, measurement.run_dir)
+        return conclude(cfg, measurement.run_dir)
+
+
+class Measurement:
+    """The state of one run. began: the load has started, so there is something to keep."""
+
+    def __init__(self, cfg: DictConfig, run_dir: Path, interruption: Interruption) -> None:
+        self.cfg = cfg
+        self.run_dir = run_dir
+        self.began = False
+        self._interruption = interruption
+        self._server: ServerProcess | None = None
+        self._ended_by: str | None = None  # why the load was stopped before its end
+        self._stop: Callable[[], None] | None = None
+
+    @contextmanager
+    def kept_or_removed(self) -> Iterator[None]:
+        """A run that never began leaves no folder behind, unless its server crashed: server.log says why."""
+        try:
+            yield
+        except BaseException as error:
+            if self.began:
+                raise
+            if isinstance(error, ServerError) and not error.refused:
+                say(f"error: {error}")
+                return
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+            if isinstance(error, ServerError):
+                raise UsageError(str(error)) from None
+            raise
+
+    def measure(self, foreign: RunTarget | None) -> None:
+        """Start what has to be started, send the load, end the server, write the records."""
+        from omegaconf import OmegaConf
+
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        config = self.run_dir / "config.yaml"
+        OmegaConf.save(self.cfg, config, resolve=True)
+        if foreign is not None:
+            self._send(foreign, draw_schedule(self.cfg), started_at)
+        else:
+            log = self.run_dir / "server.log"
+            with ServerProcess(config, self.run_dir, log, on_exit=self._server_died) as self._server:
+                self._interruption.at_once = self._server.kill
+                try:
+                    schedule = draw_schedule(self.cfg)  # while the server loads
+                    target = our_target(self._server.wait_ready(), self.cfg)
+                except BaseException:
+                    self._server.kill()  # it has nothing worth waiting for
+                    raise
+                self._send(target, schedule, started_at)
+
+    def _send(self, target: RunTarget, schedule: Schedule, started_at: str) -> None:
+        """Warm up, then the load itself with everything that is recorded beside it."""
+        from harness.records import write_meta
+
+        warning = check_lengths(schedule, target.max_model_len)
+        for line in filter(None, (warning, *schedule.notes)):
+            say(line)
+        schedule.to_parquet(self.run_dir / "schedule.parquet")
+        prompts = prompt_book(target, schedule.seed)
+        meta = self._meta(target, schedule, started_at)
+        self._warm_up(target, prompts)
+        t0_ns = time.monotonic_ns() + LEAD_NS
+        meta["t0_ns"] = t0_ns
+        write_meta(self.run_dir, meta)
+        self.began = True
+        gpu = str(target.server.get("device", "")).startswith("cuda")
+        pid = self._server.pid if self._server else None
+        try:
+            with Telemetry(
+                self.run_dir / "telemetry.jsonl", t0_ns=t0_ns, server_pid=pid, gpu=gpu
+            ) as telemetry:
+                result = asyncio.run(self._load(schedule, prompts, target, t0_ns))
+        finally:
+            self._interruption.on_signal = lambda: say("ending the run; once more to leave at once")
+        meta |= self._result(result, telemetry)
+        if self._server is not None:
+            self._server.stop()
+        write_meta(self.run_dir, meta)
+
+    def _warm_up(self, target: RunTarget, prompts: PromptBook) -> None:
+        problem = warm_up(target, prompts, self.run_dir)
+        if problem is None:
+            return
+        if self._server is None:
+            raise UsageError(f"engine.base_url={self.cfg.engine.base_url}: a test request failed: {problem}")
+        if self._ended_by is not None:
+            raise ServerError(f"{self._ended_by}; see {self._server.log}", refused=False)
+        say(f"warning: a warm-up request failed: {problem}")
+
+    async def _load(
+        self, schedule: Schedule, prompts: PromptBook, target: RunTarget, t0_ns: int
+    ) -> LoadResult:
+        from harness.loadgen import LoadSettings, run_load
+        from harness.loadgen.progress import Progress
+        from harness.records import RequestLog
+
+        load = self.cfg.load
+        settings = LoadSettings(
+            run_id=self.run_dir.name,
+            kind=load.kind,
+            duration_s=load.duration_s
+            if load.kind == "closed"
+            else None,  # an open schedule was drawn to length
+            concurrency=load.concurrency,
+            timeout_s=load.timeout_s,
+            keep_text=self.cfg.output.text,
+        )
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stop_soon() -> None:  # from a signal handler or another thread
+            loop.call_soon_threadsafe(stop.set)
+
+        self._stop = stop_soon
+        self._interruption.on_signal = lambda: self._end_early("interrupted")
+        if self._ended_by is not None:  # the server died just now
+            stop.set()
+        log = RequestLog(self.run_dir / "requests.jsonl", run=self.run_dir.name, t0_ns=t0_ns)
+        try:
+            with Progress() as progress:
+                return await run_load(
+                    schedule,
+                    prompts,
+                    target.load,
+                    settings,
+                    log,
+                    t0_ns=t0_ns,
+                    stop=stop,
+                    on_event=progress if progress.enabled else None,
+                )
+        finally:
+            self._stop = None
+            log.close()
+
+    def _server_died(self, code: int) -> None:
+        """From the watching thread."""
+        assert self._server is not None
+        self._end_early(f"server_died: the server {self._server.describe_end()}")
+
+    def _end_early(self, reason: str) -> None:
+        if self._ended_by is None:
+            self._ended_by = reason
+        if self._stop is not None:
+            say(f"{reason}; keeping what was measured")
+            self._stop()
+
+    def _meta(self, target: RunTarget, schedule: Schedule, started_at: str) -> dict[str, Any]:
+        """meta.json as it stands before the load."""
+        from omegaconf import OmegaConf
+
+        cfg, server = self.cfg, dict(target.server)
+        config: Any = OmegaConf.to_container(cfg, resolve=True)
+        host = facts()
+        device = server.get("device")
+        return {
+            "run": self.run_dir.name,
+            "started_at": started_at,
+            "t0_ns": None,
+            "load_end_ns": None,
+            "duration_s": None,
+            "complete": False,
+            "incomplete_reason": "running",
+            "seed": cfg.seed,
+            "length_mode": target.length_mode,
+            "engine": cfg.engine.name,
+            "workload": schedule.name,
+            "model": target.load.model,
+            "device": device,
+            "fingerprint": fingerprint(
+                schedule_sha256=schedule.sha256(), config=config, host=host, server=server
+            ),
+            "server": server,
+            "host": host,
+            "engine_cpu_cores": server.get("threads") if device == "cpu" else None,
+            "clock_pairs": [],
+            "slo": {"ttft_ms": cfg.slo.ttft_ms, "tpot_ms": cfg.slo.tpot_ms},
+            "planned": {
+                "requests": len(schedule),
+                "rate": schedule.planned_rate if cfg.load.kind == "open" else None,
+                "length_scale": schedule.length_scale,
+            },
+            "client": {"backend": "aiohttp", "loop_lag_ms": [], "cpu_s": None},
+        }
+
+    def _result(self, result: LoadResult, telemetry: Telemetry) -> dict[str, Any]:
+        """What is only known after the load."""
+        reason = self._ended_by or result.incomplete_reason
+        return {
+            "load_end_ns": result.load_end_ns,
+            "duration_s": result.load_end_ns / 1e9,
+            "complete": reason is None,
+            "incomplete_reason": reason,
+            "clock_pairs": [list(pair) for pair in telemetry.clock_pairs],
+            "client": {
+                "backend": "aiohttp",
+                "loop_lag_ms": list(result.loop_lag_ms),
+                "cpu_s": result.cpu_s,
+            },
+        }
+
+
+def conclude(cfg: DictConfig, run_dir: Path) -> RunOutcome:
+    """From the records to summary, table, page and exit code. The last line names the folder."""
+    from harness.dashboard import write_dashboard
+    from harness.metrics import write_summary
+    from harness.records import finalise
+    from harness.report import print_summary
+
+    finalise(run_dir)
+    summary = write_summary(run_dir)
+    print_summary(summary)
+    write_dashboard([run_dir], run_dir / "report.html")
+    code = exit_code(cfg, summary)
+    print(f"results: {run_dir}", flush=True)
+    return RunOutcome(code, run_dir, summary)
+
+
+def exit_code(cfg: DictConfig, summary: dict[str, Any]) -> int:
+    """3 for a run that may not be believed; with slo.enforce, 1 for a miss and 4 if nothing can be judged."""
+    if not summary["valid"]:
+        for reason in summary["invalid_reasons"]:
+            say(f"invalid: {reason}")
+        return INVALID
+    if not cfg.slo.enforce:
+        return PASS
+    attained = summary["throughput"]["slo_attainment"]
+    if attained is None:
+        say("slo: attainment could not be measured")
+        return INCONCLUSIVE
+    if attained < cfg.slo.attainment:
+        say(f"slo: {attained:.2%} of requests met the limits; slo.attainment={cfg.slo.attainment}")
+        return REGRESSION
+    return PASS
+
+
+def new_run_dir(cfg: DictConfig) -> Path:
+    """A fresh folder under output.dir, named by time and content; two runs at once never share one."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = "-".join(_slug(str(part)) for part in (cfg.workload.name, cfg.engine.name, cfg.model.name))
+    while True:
+        path = Path(cfg.output.dir) / f"{stamp}-{name}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if not path.is_dir():
+                raise UsageError(f"output.dir={cfg.output.dir}: is not a folder") from None
+            continue
+        except OSError as error:
+            raise UsageError(f"output.dir={cfg.output.dir}: cannot be written ({error.strerror})") from None
+        return path
+
+
+def say(line: str) -> None:
+    """For people, beside the results: standard error, one line."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "._" else "_" for c in text)[:40]
