@@ -23,7 +23,7 @@ from engines.plan import Entry, Kind, Plan
 from engines.request import Output, Request
 from engines.schedulers import build as build_scheduler
 from engines.sequence import Sequence, Status
-from engines.stats import Counters, Stats
+from engines.stats import Counters, Occupancy, Stats
 from engines.step_log import RequestRecord, StepLog, StepRecord
 
 
@@ -179,16 +179,16 @@ class Engine:
 
     def _iterate(self, plan: Plan, now: float) -> None:
         tally = self._tally(plan, now)
-        scheduler, pool = self.scheduler, self.pool
-        waiting, running = len(scheduler.waiting), len(scheduler.running)
-        kv_live, kv_cached, kv_free = pool.num_live, pool.num_cached, pool.num_free
+        occupancy = self._occupancy()
         batch, sampled = assemble(plan, self._tokens, self.config.block_size, self.config.max_model_len)
-        batch = replace(batch, sampling=self._sampling(sampled))
+        sampling = self._sampling(sampled)
+        if sampling is not None:
+            batch = replace(batch, sampling=sampling)
         pad_rows = 0
         start = self.clock()
         try:
             result = self.runner.run(batch)
-        except Exception as error:
+        except Exception as error:  # out of memory, say: it costs the sequences of this pass, not the engine
             end = self.clock()
             self._fail(plan, error)
         else:
@@ -198,33 +198,7 @@ class Engine:
         self._dismiss(end)
         self._force_preemption(sampled)
         if self.step_log is not None:
-            preemptions, refusals = self.counters.preemptions, sum(self.counters.refusals.values())
-            self.step_log.step(
-                StepRecord(
-                    step=self.counters.steps,
-                    start_ns=_ns(start),
-                    duration_ns=_ns(end) - _ns(start),
-                    host_gap_ns=None if self._pass_ended is None else _ns(start) - _ns(self._pass_ended),
-                    num_seqs=len(plan.entries) - tally.ended_rows,
-                    prefill_tokens=tally.prefill_tokens,
-                    decode_tokens=tally.decode_tokens,
-                    ended_rows=tally.ended_rows,
-                    left_pad_tokens=tally.left_pad_tokens,
-                    recomputed_tokens=tally.recomputed_tokens,
-                    backend_pad_rows=pad_rows,
-                    waiting=waiting,
-                    running=running,
-                    kv_live=kv_live,
-                    kv_cached=kv_cached,
-                    kv_free=kv_free,
-                    preemptions=preemptions - self._logged[0],
-                    refusals=refusals - self._logged[1],
-                    ids=[entry.seq.seq_id for entry in plan.entries],
-                    tokens=[entry.num_tokens for entry in plan.entries],
-                    kind=[int(entry.kind) for entry in plan.entries],
-                )
-            )
-            self._logged = (preemptions, refusals)
+            self._log_step(self.step_log, plan, tally, occupancy, start, end, pad_rows)
         self.counters.steps += 1
         self._pass_ended = end
 
@@ -294,7 +268,7 @@ class Engine:
         timeout = self.config.queue_timeout_ms
         if timeout is None:
             return
-        for seq in self.scheduler.waiting.arrived_before(now - timeout / 1e3):
+        for seq in self.scheduler.waiting.overdue(now, timeout / 1e3):
             live = self._live[seq.seq_id]
             self._end(live, "queue_timeout")
             self._answer(live, Output(seq.seq_id, (), "queue_timeout"))
@@ -352,6 +326,44 @@ class Engine:
             record.wasted_tokens = seq.max_computed + record.recomputed_tokens + seq.num_padded
         self.step_log.request(record)
 
+    def _log_step(
+        self,
+        log: StepLog,
+        plan: Plan,
+        tally: Counters,
+        occupancy: Occupancy,
+        start: float,
+        end: float,
+        pad_rows: int,
+    ) -> None:
+        preemptions, refusals = self.counters.preemptions, sum(self.counters.refusals.values())
+        log.step(
+            StepRecord(
+                step=self.counters.steps,
+                start_ns=_ns(start),
+                duration_ns=_ns(end) - _ns(start),
+                host_gap_ns=None if self._pass_ended is None else _ns(start) - _ns(self._pass_ended),
+                num_seqs=len(plan.entries) - tally.ended_rows,
+                prefill_tokens=tally.prefill_tokens,
+                decode_tokens=tally.decode_tokens,
+                ended_rows=tally.ended_rows,
+                left_pad_tokens=tally.left_pad_tokens,
+                recomputed_tokens=tally.recomputed_tokens,
+                backend_pad_rows=pad_rows,
+                waiting=occupancy.waiting,
+                running=occupancy.running,
+                kv_live=occupancy.kv_live,
+                kv_cached=occupancy.kv_cached,
+                kv_free=occupancy.kv_free,
+                preemptions=preemptions - self._logged[0],
+                refusals=refusals - self._logged[1],
+                ids=[entry.seq.seq_id for entry in plan.entries],
+                tokens=[entry.num_tokens for entry in plan.entries],
+                kind=[int(entry.kind) for entry in plan.entries],
+            )
+        )
+        self._logged = (preemptions, refusals)
+
     def _idle(self) -> None:
         self._pass_ended = None
         if self.pool.num_live:
@@ -362,18 +374,21 @@ class Engine:
     # -- looking in ------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        return Stats(
-            **asdict(self.counters),
-            running=len(self.scheduler.running) + len(self.scheduler.ended),
-            waiting=len(self.scheduler.waiting),
-            kv_live=self.pool.num_live,
-            kv_cached=self.pool.num_cached,
-            kv_free=self.pool.num_free,
-        )
+        return Stats(**asdict(self.counters), **asdict(self._occupancy()))
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every sequence is in one place and every block is accounted for."""
         integrity.check(self.scheduler, [live.seq for live in self._live.values()])
+
+    def _occupancy(self) -> Occupancy:
+        scheduler, pool = self.scheduler, self.pool
+        return Occupancy(
+            running=len(scheduler.running) + len(scheduler.ended),
+            waiting=len(scheduler.waiting),
+            kv_live=pool.num_live,
+            kv_cached=pool.num_cached,
+            kv_free=pool.num_free,
+        )
 
     def _tokens(self, seq: Sequence) -> array[int]:
         return self._live[seq.seq_id].tokens

@@ -36,6 +36,6 @@ class FcfsQueue:
         """Nothing happens if it is not here."""
         self._waiting.pop(seq.seq_id, None)
 
-    def arrived_before(self, time: float) -> list[Sequence]:
-        """Those that arrived at `time` or earlier and were never scheduled."""
-        return [s for s in self if s.status is Status.WAITING and s.arrival <= time]
+    def overdue(self, now: float, timeout: float) -> list[Sequence]:
+        """Those that have waited for `timeout` seconds without ever being scheduled."""
+        return [seq for seq in self if seq.status is Status.WAITING and seq.arrival + timeout <= now]

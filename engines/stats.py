@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass(slots=True)
+@dataclass
 class Counters:
     """Since the engine started."""
 
@@ -22,13 +22,18 @@ class Counters:
     finished: dict[str, int] = field(default_factory=dict)  # by finish_reason
 
 
-@dataclass(slots=True, kw_only=True)
-class Stats(Counters):
-    """A snapshot. received = running + waiting + sum(refusals) + sum(finished) when no answer waits to
-    leave."""
+@dataclass(kw_only=True)
+class Occupancy:
+    """At one moment."""
 
     running: int  # sequences with a seat, ended rows of a static batch included
     waiting: int
     kv_live: int  # blocks
     kv_cached: int
     kv_free: int
+
+
+@dataclass(kw_only=True)
+class Stats(Occupancy, Counters):
+    """A snapshot. received = running + waiting + sum(refusals) + sum(finished), whenever no drained answer waits
+    to leave."""

@@ -1,7 +1,8 @@
-"""A model whose answers are a function of its own KV: the next token hashes every token read through the block table.
+"""A model whose answers are a function of its own KV: the next token hashes every token read through the
+block table.
 
-If KV of two sequences crosses, if a block is lost, overwritten or read before it is written, the answer changes or
-the run raises. `next_token` is the same function without a cache: the oracle."""
+If KV of two sequences crosses, if a block is lost, overwritten or read before it is written, the answer
+changes or the run raises. `next_token` is the same function without a cache: the oracle."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def answer(prompt: Seq[int], num_tokens: int) -> list[int]:
 
 
 class MockRunner:
-    """Raises AssertionError when the batch breaks the contract of RaggedBatch. `fail_at` are passes that raise."""
+    """Raises AssertionError when the batch breaks the contract of RaggedBatch. `fail_at` are passes that
+    raise."""
 
     def __init__(self, num_blocks: int, block_size: int, fail_at: Seq[int] = ()) -> None:
         self.block_size = block_size
