@@ -1,0 +1,15 @@
+"""The load generator: sends a schedule at its times, stamps what comes back, hangs up as users do."""
+
+from harness.loadgen.run import run_load
+from harness.loadgen.settings import LoadError, LoadResult, LoadSettings, Target
+from harness.loadgen.transport import TransportError, list_models
+
+__all__ = [
+    "LoadError",
+    "LoadResult",
+    "LoadSettings",
+    "Target",
+    "TransportError",
+    "list_models",
+    "run_load",
+]

@@ -1,0 +1,256 @@
+"""One answer as it arrives: which pieces carry tokens, how many, how it ended. It knows bytes, no network.
+
+A chunk carries tokens iff it has token ids or a non-empty delta on any channel (text, content, reasoning,
+tool call): role-only, empty and usage-only chunks never count. Once a stream has shown ids, the ids alone
+are counted, since text that was held back (a split UTF-8 character, a stop string) belongs to tokens that
+were counted before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from harness.loadgen.sse import SSEError, SSEParser
+
+ERROR_CHARS = 300
+MAX_BODY_BYTES = 64 * 1024 * 1024
+_TEXT_CHANNELS = ("content", "reasoning_content", "reasoning", "refusal")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a request ended: one of harness.records.OUTCOMES, and for all but completed the reason."""
+
+    outcome: str
+    reason: str | None = None
+    error: str | None = None
+
+
+class Answer:
+    """Accumulates one response. `verdict` is set once, when the answer says how it ended.
+
+    Stamps are CLOCK_MONOTONIC ns of the read that brought the bytes. Nothing that a server sends raises: what
+    cannot be understood ends in a verdict.
+    """
+
+    def __init__(self, *, stream: bool, keep_text: bool) -> None:
+        self.stream = stream
+        self.verdict: Verdict | None = None
+        self.status: int | None = None
+        self.headers_ns: int | None = None
+        self.first_event_ns: int | None = None
+        self.last_data_ns: int | None = None
+        self.chunk_ns: list[int] = []
+        self.chunk_tokens: list[int] = []
+        self.tokens = 0  # that have arrived, as far as the chunks tell
+        self.ids = 0  # of these, counted by their ids
+        self.usage_output: int | None = None
+        self.usage_prompt: int | None = None
+        self.finish_reason: str | None = None
+        self.done = False  # [DONE] was read
+        self._keep_text = keep_text
+        self._text: list[str] = []
+        self._unidentified = False  # some chunk carried text without ids
+        self._parser: SSEParser | None = None
+        self._body = bytearray()
+
+    @property
+    def text(self) -> str | None:
+        return "".join(self._text) if self._keep_text else None
+
+    @property
+    def ended(self) -> bool:
+        """The server has said that the answer is whole; what follows (usage, end of body) is formality."""
+        return self.done or self.finish_reason is not None
+
+    @property
+    def counted_by_ids(self) -> bool:
+        return self.ids > 0 and not self._unidentified
+
+    def begin(self, now_ns: int, status: int, content_type: str) -> None:
+        """The response's head has arrived."""
+        self.headers_ns, self.status = now_ns, status
+        is_json = content_type.partition(";")[0].strip().lower() == "application/json"
+        is_stream = "text/event-stream" in content_type.lower() or (self.stream and not is_json)
+        if status == 200 and is_stream:
+            self._parser = SSEParser()
+
+    def feed(self, now_ns: int, piece: bytes) -> bool:
+        """Bytes of the body. False: the verdict is in, there is no reason to read on."""
+        self.last_data_ns = now_ns
+        if self._parser is None:
+            if len(self._body) + len(piece) > MAX_BODY_BYTES:
+                self._fail("malformed", f"the body is larger than {MAX_BODY_BYTES} bytes")
+                return False
+            self._body += piece
+            return True
+        try:
+            for event in self._parser.feed(piece):
+                self._event(now_ns, event.event, event.data)
+                if self.verdict is not None:
+                    return False
+        except SSEError as exc:
+            self._fail("malformed", str(exc))
+            return False
+        return True
+
+    def finish(self, broken: Verdict | None = None) -> Verdict:
+        """The body has ended, or the connection broke (`broken` says how). Returns the verdict."""
+        if self.verdict is None and self.status is not None and self._parser is None:
+            if broken is None:
+                self._whole_body()
+            elif self.status != 200:
+                self.verdict = self._refusal()
+        if self.verdict is None:
+            if self.ended:
+                self.verdict = self._finished()
+            elif broken is not None:
+                self.verdict = broken
+            else:
+                self._fail("ended_early", "stream ended early: no finish_reason and no [DONE]")
+        assert self.verdict is not None
+        return self.verdict
+
+    def _event(self, now_ns: int, name: str, data: bytes) -> None:
+        data = data.strip()
+        if self.done or not data:
+            return
+        if data == b"[DONE]":
+            self.done = True
+            return
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            self._fail("malformed", f"not JSON: {_short(data)}")
+            return
+        if not isinstance(chunk, dict):
+            self._fail("malformed", f"not a JSON object: {_short(data)}")
+        elif name == "error" or chunk.get("error") is not None:
+            self.verdict = _error_verdict(chunk.get("error", chunk))
+        else:
+            self._chunk(now_ns, chunk, data)
+
+    def _chunk(self, now_ns: int, chunk: dict[str, Any], data: bytes) -> None:
+        self._usage(chunk.get("usage"))
+        choices = chunk.get("choices")
+        if not choices:
+            return
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            self._fail("malformed", f"choices is not a list of objects: {_short(data)}")
+            return
+        if self.first_event_ns is None:
+            self.first_event_ns = now_ns
+        tokens = sum(self._choice(choice) for choice in choices)
+        if tokens:
+            self.chunk_ns.append(now_ns)
+            self.chunk_tokens.append(tokens)
+            self.tokens += tokens
+
+    def _choice(self, choice: dict[str, Any]) -> int:
+        """Take in one choice of a chunk or of a whole body; the tokens that it brings."""
+        if isinstance(reason := choice.get("finish_reason"), str):
+            self.finish_reason = reason
+        pieces = _delta_pieces(choice)
+        if self._keep_text:
+            self._text.extend(pieces)
+        ids = choice.get("token_ids")
+        if isinstance(ids, list) and ids:
+            self.ids += len(ids)
+            return len(ids)
+        if not pieces or self.ids:
+            return 0
+        self._unidentified = True
+        return 1
+
+    def _usage(self, usage: Any) -> None:
+        if not isinstance(usage, dict):
+            return
+        output, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
+        if _is_count(output):
+            self.usage_output = output
+        if _is_count(prompt):
+            self.usage_prompt = prompt
+
+    def _whole_body(self) -> None:
+        """A response that is one JSON document: a refusal, or an answer that came in one piece."""
+        if self.status != 200:
+            self.verdict = self._refusal()
+            return
+        try:
+            body = orjson.loads(self._body)
+        except orjson.JSONDecodeError:
+            body = None
+        if not isinstance(body, dict):
+            self._fail("malformed", f"not a JSON object: {_short(bytes(self._body[:1000]))}")
+            return
+        if body.get("error") is not None:
+            self.verdict = _error_verdict(body["error"])
+            return
+        now_ns = self.last_data_ns or self.headers_ns or 0
+        self._chunk(now_ns, body, bytes(self._body[:1000]))
+        if self.chunk_tokens and not self.ids and self.usage_output:
+            # One piece: all of its tokens came with it.
+            self.tokens = self.chunk_tokens[-1] = self.usage_output
+
+    def _refusal(self) -> Verdict:
+        """A status other than 200. 429 and 503 are the server's refusals, everything else is a failure."""
+        text = _short(bytes(self._body[: 4 * ERROR_CHARS]))
+        reason = f"http_{self.status}"
+        if self.status not in (429, 503):
+            return Verdict("failed", reason, text or reason)
+        try:
+            code = orjson.loads(self._body)["error"]["code"]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            code = None
+        return Verdict("rejected", code if isinstance(code, str) and code else reason, text or reason)
+
+    def _finished(self) -> Verdict:
+        if self.finish_reason == "queue_timeout":
+            return Verdict("rejected", "queue_timeout")
+        if self.finish_reason in ("error", "abort"):
+            return Verdict("failed", f"finish_{self.finish_reason}", f"finish_reason {self.finish_reason}")
+        return Verdict("completed")
+
+    def _fail(self, reason: str, error: str) -> None:
+        self.verdict = Verdict("failed", reason, error[:ERROR_CHARS])
+
+
+def _delta_pieces(choice: dict[str, Any]) -> list[str]:
+    """The non-empty texts of a choice, on every channel, streamed (delta) or whole (message)."""
+    pieces = [choice["text"]] if isinstance(choice.get("text"), str) else []
+    delta = choice.get("delta") or choice.get("message")
+    if isinstance(delta, dict):
+        pieces += [delta[name] for name in _TEXT_CHANNELS if isinstance(delta.get(name), str)]
+        calls = delta.get("tool_calls")
+        functions = (
+            [c.get("function") for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+        )
+        functions.append(delta.get("function_call"))
+        for function in functions:
+            if isinstance(function, dict):
+                values = (function.get("name"), function.get("arguments"))
+                pieces += [value for value in values if isinstance(value, str)]
+    return [piece for piece in pieces if piece]
+
+
+def _error_verdict(error: Any) -> Verdict:
+    """An error that came inside a stream of status 200."""
+    message = _short(orjson.dumps(error))
+    labels: tuple[Any, ...] = ()
+    if isinstance(error, dict):
+        labels = (error.get("code"), error.get("type"))
+        if isinstance(error.get("message"), str):
+            message = error["message"][:ERROR_CHARS]
+    if "queue_timeout" in labels:
+        return Verdict("rejected", "queue_timeout", message)
+    return Verdict("failed", "error_event", message)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _short(data: bytes) -> str:
+    return " ".join(data.decode("utf-8", "replace").split())[:ERROR_CHARS]

@@ -1,0 +1,150 @@
+"""How bytes get to a server and back. `Transport` is all that the load generator knows of a network.
+
+An exchange tells its sink three things, each with the CLOCK_MONOTONIC ns at which it happened: the request
+was written, the response's head has come, bytes of the body have come. Stamps are taken before anything is
+parsed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import aiohttp
+import orjson
+from aiohttp import payload
+from aiohttp.abc import AbstractStreamWriter
+from yarl import URL
+
+CONNECT_TIMEOUT_S = 10.0
+KEEPALIVE_S = 4.0
+"""Below the 5 s after which common servers drop an idle connection: a POST on it could not be repeated."""
+READ_BUFFER_BYTES = 1 << 20
+
+
+class Sink(Protocol):
+    """Who an exchange reports to."""
+
+    def on_send(self, now_ns: int) -> None: ...
+
+    def on_headers(self, now_ns: int, status: int, content_type: str) -> None: ...
+
+    def on_data(self, now_ns: int, piece: bytes) -> bool:
+        """False: hang up now."""
+
+
+class TransportError(Exception):
+    """The exchange broke. reason: connect (nobody answered), reset (it broke off), protocol (not HTTP)."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Transport(Protocol):
+    """Sends requests. Cancelling post() closes its connection at once, without reading it to the end."""
+
+    async def post(self, path: str, body: bytes, sink: Sink) -> None:
+        """One exchange, until the body has ended or the sink hangs up. Raises TransportError."""
+
+    async def close(self) -> None: ...
+
+
+class AiohttpTransport:
+    """Over aiohttp: one session, no limit on connections, keep-alive, no proxies, no cookies."""
+
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+        self._base = URL(base_url.rstrip("/") + "/")
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=KEEPALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_TIMEOUT_S),
+            headers=headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=READ_BUFFER_BYTES,
+        )
+
+    async def post(self, path: str, body: bytes, sink: Sink) -> None:
+        url = self._base.join(URL(path.lstrip("/")))
+        try:
+            response = await self._session.post(url, data=_StampedBody(body, sink), allow_redirects=False)
+            try:
+                sink.on_headers(
+                    time.monotonic_ns(), response.status, response.headers.get("Content-Type", "")
+                )
+                await _read(response, sink)
+            finally:
+                if not response.closed:
+                    _abort(response)
+        except aiohttp.ClientConnectorError as exc:
+            raise TransportError("connect", _line(exc)) from exc
+        except aiohttp.ConnectionTimeoutError as exc:
+            raise TransportError("connect", f"no connection within {CONNECT_TIMEOUT_S:g} s") from exc
+        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as exc:
+            raise TransportError("reset", _line(exc)) from exc
+        except (ConnectionError, OSError) as exc:
+            raise TransportError("reset", _line(exc)) from exc
+        except aiohttp.ClientError as exc:
+            raise TransportError("protocol", _line(exc)) from exc
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+async def _read(response: aiohttp.ClientResponse, sink: Sink) -> None:
+    content = response.content
+    while True:
+        piece = await content.readany()
+        now_ns = time.monotonic_ns()
+        if not piece:
+            return
+        if not sink.on_data(now_ns, piece):
+            return
+
+
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """Close the socket now: the server must see that its reader is gone, not that it reads slowly."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
+    response.close()
+
+
+class _StampedBody(payload.BytesPayload):
+    """A request body that says when it is handed to the socket (head and body leave in one write)."""
+
+    def __init__(self, body: bytes, sink: Sink) -> None:
+        super().__init__(body, content_type="application/json")
+        self._sink = sink
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._sink.on_send(time.monotonic_ns())
+        await super().write_with_length(writer, content_length)
+
+
+async def list_models(base_url: str, api_key: str | None = None, timeout_s: float = 5.0) -> list[str]:
+    """The names that GET /v1/models gives. Raises TransportError with one line that names the address."""
+    url = URL(base_url.rstrip("/") + "/").join(URL("v1/models"))
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
+            session.get(url, headers=headers) as response,
+        ):
+            body: Any = orjson.loads(await response.read())
+            if response.status != 200:
+                raise TransportError("protocol", f"{url}: HTTP status {response.status}")
+            return [str(model["id"]) for model in body["data"]]
+    except TimeoutError as exc:
+        raise TransportError("connect", f"{url}: no answer within {timeout_s:g} s") from exc
+    except (aiohttp.ClientError, OSError) as exc:
+        raise TransportError("connect", f"{url}: {_line(exc)}") from exc
+    except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
+        raise TransportError("protocol", f"{url}: the answer is no list of models") from exc
+
+
+def _line(exc: BaseException) -> str:
+    return (" ".join(str(exc).split()) or type(exc).__name__)[:300]
