@@ -1,0 +1,287 @@
+"""The charts of the dashboard as plain Plotly JSON: every function takes runs and returns one figure.
+
+Time is in seconds from the start of the load, latency in milliseconds. A chart without data is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from harness.metrics.throughput import output_series
+
+# Okabe and Ito's palette: told apart by colour-blind readers, and on light and dark ground.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A6FDF", "#999999")
+OUTCOME_COLOURS = {
+    "completed": "#009E73",
+    "cancelled": "#56B4E9",
+    "rejected": "#E69F00",
+    "timed_out": "#CC79A7",
+    "failed": "#D55E00",
+    "cut_off": "#999999",
+}
+MAX_POINTS = 400
+"""Points of a line: what a screen can show. A curve of more is thinned evenly and keeps both ends."""
+MAX_MARKERS = 4000
+
+
+@dataclass(frozen=True)
+class Series:
+    """One run as the charts need it. Arrays are float64 and may hold NaN where a figure was not measured."""
+
+    name: str
+    frame: pd.DataFrame  # harness.metrics.latency.per_request
+    chunks: pd.DataFrame  # harness.metrics.latency.chunk_table
+    steps: pd.DataFrame  # the step log; start_ns counts from the start of the load
+    counts: dict[str, int]
+    duration_s: float
+
+    def completed(self, column: str) -> NDArray[np.float64]:
+        """A column of the completed requests; "gap_ms" is every gap between two chunks of them."""
+        done = (self.frame["outcome"] == "completed").to_numpy(dtype=bool)
+        if column == "gap_ms":
+            return self.chunks.loc[done[self.chunks["row"]], "gap_ms"].to_numpy(dtype=np.float64)
+        return self.frame.loc[done, column].to_numpy(dtype=np.float64)
+
+    def step(self, column: str) -> NDArray[np.float64]:
+        return self.steps[column].to_numpy(dtype=np.float64)
+
+
+def cdf(runs: Sequence[Series], column: str, title: str, unit: str = "ms") -> Any:
+    """Share of completed requests (or of their gaps) at or below each value, on a logarithmic axis."""
+    traces = []
+    for index, run in enumerate(runs):
+        x = np.sort(_finite(run.completed(column)))
+        x = x[x > 0]
+        if not len(x):
+            continue
+        at = _thin(len(x))
+        traces.append(
+            _line(
+                run.name,
+                index,
+                x[at],
+                100.0 * (at + 1) / len(x),
+                hovertemplate=f"%{{y:.1f}} % at or below %{{x:.4g}} {unit}<extra>{run.name}</extra>",
+                shape="hv",
+            )
+        )
+    return _figure(title, traces, x=(unit, "log"), y=("% at or below", "linear"), y_range=[0, 101])
+
+
+def over_time(runs: Sequence[Series], column: str, title: str, unit: str = "ms") -> Any:
+    """One marker per completed request at its intended arrival."""
+    traces = []
+    for index, run in enumerate(runs):
+        x, y = run.completed("intended_s"), run.completed(column)
+        keep = np.flatnonzero(np.isfinite(y) & np.isfinite(x) & (y > 0))
+        if not len(keep):
+            continue
+        if len(keep) > MAX_MARKERS:
+            keep = keep[_thin(len(keep), MAX_MARKERS)]
+        traces.append(
+            {
+                "type": "scattergl" if len(keep) > 1500 else "scatter",
+                "mode": "markers",
+                "name": run.name,
+                "x": _floats(x[keep]),
+                "y": _floats(y[keep]),
+                "marker": {"color": _colour(index), "size": 5, "opacity": 0.65},
+                "hovertemplate": f"arrived %{{x:.1f}} s: %{{y:.4g}} {unit}<extra>{run.name}</extra>",
+            }
+        )
+    return _figure(title, traces, x=("arrival, s", "linear"), y=(unit, "log"))
+
+
+def throughput(runs: Sequence[Series]) -> Any:
+    """Output tokens per second, each token in the bin of its own stamp."""
+    traces = []
+    for index, run in enumerate(runs):
+        at = run.chunks["t_ns"].to_numpy(dtype=np.float64) / 1e9
+        if not len(at):
+            continue
+        width = _bin_width(max(float(at.max()), run.duration_s))
+        series = output_series(run.chunks, width)
+        traces.append(
+            _line(
+                run.name,
+                index,
+                series["t_s"].to_numpy(),
+                series["tokens_per_s"].to_numpy(),
+                hovertemplate="%{x:.1f} s: %{y:.4g} tokens/s<extra>" + run.name + "</extra>",
+                shape="hv",
+            )
+        )
+    return _figure("Output throughput", traces, x=("time, s", "linear"), y=("tokens/s", "linear"))
+
+
+def occupancy(runs: Sequence[Series]) -> Any:
+    """Sequences in the batch, time-weighted. One run alone also shows what its rows were spent on."""
+    traces = []
+    for index, run in enumerate(runs):
+        binned = _binned(run, run.step("num_seqs"))
+        if binned is not None:
+            hover = "%{x:.1f} s: %{y:.3g} sequences<extra>" + run.name + "</extra>"
+            traces.append(_line(run.name, index, *binned, hovertemplate=hover))
+    if len(runs) == 1 and traces:
+        ended = _binned(runs[0], runs[0].step("ended_rows"))
+        waiting = _binned(runs[0], runs[0].step("waiting"))
+        for label, colour, binned in (("waiting", 4, waiting), ("ended rows", 1, ended)):
+            if binned is not None and binned[1].max() > 0:
+                hover = f"%{{x:.1f}} s: %{{y:.3g}} {label}<extra></extra>"
+                traces.append(_line(label, colour, *binned, hovertemplate=hover, dash="dot"))
+        traces[0]["name"] = "in the batch"
+    return _figure("Batch occupancy", traces, x=("time, s", "linear"), y=("sequences", "linear"))
+
+
+def kv_use(runs: Sequence[Series]) -> Any:
+    """Live KV blocks as a share of the pool, time-weighted."""
+    traces = []
+    for index, run in enumerate(runs):
+        live = run.step("kv_live")
+        total = live + run.step("kv_cached") + run.step("kv_free")
+        binned = _binned(run, 100.0 * live / np.where(total > 0, total, np.nan))
+        if binned is not None:
+            hover = "%{x:.1f} s: %{y:.3g} %<extra>" + run.name + "</extra>"
+            traces.append(_line(run.name, index, *binned, hovertemplate=hover))
+    return _figure("KV cache in use", traces, x=("time, s", "linear"), y=("% of blocks", "linear"))
+
+
+def step_times(runs: Sequence[Series]) -> Any:
+    """How long an iteration took over how many tokens it computed: where stalls come from."""
+    traces = []
+    for index, run in enumerate(runs):
+        ms = run.step("duration_ns")
+        tokens = run.step("prefill_tokens") + run.step("decode_tokens")
+        keep = np.flatnonzero(np.isfinite(ms) & (tokens > 0))
+        if len(keep) > MAX_MARKERS // 2:
+            keep = keep[_thin(len(keep), MAX_MARKERS // 2)]
+        if not len(keep):
+            continue
+        traces.append(
+            {
+                "type": "scattergl",
+                "mode": "markers",
+                "name": run.name,
+                "x": _floats(tokens[keep]),
+                "y": _floats(ms[keep] / 1e6),
+                "marker": {"color": _colour(index), "size": 4, "opacity": 0.45},
+                "hovertemplate": "%{x} tokens: %{y:.3g} ms<extra>" + run.name + "</extra>",
+            }
+        )
+    return _figure("Iteration time", traces, x=("tokens in the iteration", "log"), y=("ms", "log"))
+
+
+def outcomes(runs: Sequence[Series]) -> Any:
+    """Every scheduled request by how it ended."""
+    names = [run.name for run in runs]
+    traces = []
+    for outcome, colour in OUTCOME_COLOURS.items():
+        counts = [run.counts.get(outcome, 0) for run in runs]
+        if any(counts):
+            traces.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": outcome.replace("_", " "),
+                    "y": names,
+                    "x": counts,
+                    "text": [str(n) if n else "" for n in counts],
+                    "marker": {"color": colour},
+                    "hovertemplate": "%{y}: %{x} " + outcome.replace("_", " ") + "<extra></extra>",
+                }
+            )
+    figure = _figure("Outcomes", traces, x=("requests", "linear"), y=("", "category"))
+    if figure is not None:
+        figure["layout"].update(barmode="stack", height=110 + 44 * len(runs))
+        figure["layout"]["yaxis"].update(autorange="reversed", automargin=True)
+    return figure
+
+
+def _figure(
+    title: str,
+    traces: list[dict[str, Any]],
+    *,
+    x: tuple[str, str],
+    y: tuple[str, str],
+    y_range: list[float] | None = None,
+) -> Any:
+    if not traces:
+        return None
+    axis: dict[str, Any] = {"title": {"text": y[0]}, "type": y[1], "rangemode": "tozero"}
+    if y_range:
+        axis["range"] = y_range
+    return {
+        "title": title,
+        "data": traces,
+        "layout": {"xaxis": {"title": {"text": x[0]}, "type": x[1]}, "yaxis": axis},
+    }
+
+
+def _line(
+    name: str, index: int, x: NDArray[np.float64], y: NDArray[np.float64], *, hovertemplate: str, **line: Any
+) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": _floats(x),
+        "y": _floats(y),
+        "line": {"color": _colour(index), "width": 2, **line},
+        "hovertemplate": hovertemplate,
+    }
+
+
+def _binned(
+    run: Series, values: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Mean of a step column per bin of time, each step weighted by its length; a bin without a step is 0."""
+    start = run.step("start_ns") / 1e9
+    length = np.maximum(run.step("duration_ns") / 1e9, 1e-9)
+    keep = np.isfinite(start) & np.isfinite(values) & (start >= 0)
+    if not keep.any():
+        return None
+    start, length, values = start[keep], length[keep], values[keep]
+    end = max(float((start + length).max()), run.duration_s)
+    edges = np.linspace(0.0, end, min(MAX_POINTS, max(10, len(start))) + 1)
+    # The step that is under way at each edge counts: a long prefill fills several bins.
+    at = np.clip(np.searchsorted(start, edges[:-1], side="right") - 1, 0, len(start) - 1)
+    inside = (start[at] <= edges[:-1]) & (edges[:-1] <= start[at] + length[at])
+    held = np.where(inside, values[at], 0.0)
+    which = np.clip(np.searchsorted(edges, start, side="right") - 1, 0, len(edges) - 2)
+    weight = np.bincount(which, weights=length, minlength=len(edges) - 1)
+    total = np.bincount(which, weights=length * values, minlength=len(edges) - 1)
+    return edges[:-1], np.where(weight > 0, total / np.maximum(weight, 1e-12), held)
+
+
+def _bin_width(duration_s: float) -> float:
+    for width in (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0):
+        if duration_s / width <= MAX_POINTS / 2:
+            return width
+    return duration_s / (MAX_POINTS / 2)
+
+
+def _thin(n: int, most: int = MAX_POINTS) -> NDArray[np.int64]:
+    """At most `most` indices of range(n): both ends, and each of the last 40: the tail is what is read."""
+    if n <= most:
+        return np.arange(n)
+    even = np.linspace(0, n - 1, most - 40).round().astype(np.int64)
+    return np.unique(np.concatenate([even, np.arange(n - 40, n)]))
+
+
+def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values[np.isfinite(values)]
+
+
+def _floats(values: NDArray[np.float64]) -> list[float | None]:
+    """Four significant digits are more than a screen shows, and keep the page small."""
+    return [float(f"{v:.5g}") if np.isfinite(v) else None for v in np.asarray(values, dtype=np.float64)]
+
+
+def _colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]

@@ -1,0 +1,242 @@
+"""The page: figures, charts, outcomes and configuration of one run or several, in one HTML file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from harness.dashboard import figures
+from harness.dashboard.figures import COLOURS, Series
+from harness.dashboard.table import figure_table
+from harness.metrics.latency import chunk_table, per_request
+from harness.metrics.run import Run, load_run
+from harness.metrics.summary import summarize
+
+PLOT_HEIGHT = 300
+
+
+class DashboardError(Exception):
+    """A run cannot be read or the page cannot be written. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One run on the page."""
+
+    name: str
+    run: Run
+    summary: dict[str, Any]
+    config: dict[str, str]  # flat: "engine.max_num_seqs" -> "16"
+    series: Series
+
+
+def write_dashboard(run_dirs: Sequence[Path], out: Path) -> Path:
+    """Write the page for these run directories; the first is the reference. Raises DashboardError."""
+    if not run_dirs:
+        raise DashboardError("no run directory given")
+    shown = _named([_load(Path(path)) for path in run_dirs])
+    html = render(shown)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(html, encoding="utf-8")
+        os.replace(partial, out)
+    except OSError as exc:
+        partial.unlink(missing_ok=True)
+        raise DashboardError(f"cannot write {out}: {exc.strerror or exc}") from exc
+    return out
+
+
+def render(shown: Sequence[Shown]) -> str:
+    from jinja2 import Environment, PackageLoader
+    from markupsafe import Markup
+
+    sections, drawn = _sections([s.series for s in shown])
+    shared, differing = _settings(shown)
+    folder = resources.files("harness.dashboard")
+    page = Environment(loader=PackageLoader("harness.dashboard", "."), autoescape=True).get_template(
+        "page.html.j2"
+    )
+    return page.render(
+        title=_title(shown),
+        subtitle=_subtitle(shown),
+        banners=_banners(shown),
+        runs=[{"name": s.name, "colour": COLOURS[i % len(COLOURS)]} for i, s in enumerate(shown)],
+        table=figure_table([s.summary for s in shown]),
+        sections=sections,
+        shared=shared,
+        differing=differing,
+        host=_host(shown[0]),
+        css=Markup((folder / "page.css").read_text(encoding="utf-8")),
+        js=Markup((folder / "page.js").read_text(encoding="utf-8")),
+        plotly=Markup(_plotly()),
+        figures_json=Markup(_script_json(drawn)),
+    )
+
+
+def _load(path: Path) -> tuple[Run, dict[str, Any]]:
+    if not (path / "meta.json").is_file():
+        raise DashboardError(f"{path} is not a run directory: it has no meta.json")
+    run = load_run(path)
+    return run, summarize(run)
+
+
+def _named(loaded: list[tuple[Run, dict[str, Any]]]) -> list[Shown]:
+    """Short names: the engine's where that tells the runs apart, else with whatever setting does."""
+    engines = [str(summary.get("engine") or "?") for _, summary in loaded]
+    names = list(engines)
+    if len(set(names)) < len(names):
+        names = [
+            f"{engine} · {run.meta.get('run') or run.path.name}"
+            for engine, (run, _) in zip(engines, loaded, strict=True)
+        ]
+    return [
+        Shown(name, run, summary, _flat_config(run.path), _series(name, run, summary))
+        for name, (run, summary) in zip(names, loaded, strict=True)
+    ]
+
+
+def _series(name: str, run: Run, summary: dict[str, Any]) -> Series:
+    duration = (summary.get("run") or {}).get("duration_s")
+    return Series(
+        name=name,
+        frame=per_request(run.requests, run.meta.get("slo")),
+        chunks=chunk_table(run.requests),
+        steps=run.steps,
+        counts={k: int(v) for k, v in (summary.get("counts") or {}).items() if isinstance(v, int)},
+        duration_s=float(duration or 0.0),
+    )
+
+
+def _sections(runs: Sequence[Series]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The sections of the page, and every figure in the order in which it is drawn."""
+    plan: list[tuple[str, str, bool, list[Any]]] = [
+        (
+            "Latency",
+            "Share of completed requests (of gaps, in the last) at or below a value.",
+            False,
+            [
+                figures.cdf(runs, "ttft_ms", "Time to first token"),
+                figures.cdf(runs, "tpot_ms", "Time per output token"),
+                figures.cdf(
+                    runs, "normalized_ms", "Normalized latency: end to end over output tokens", "ms/token"
+                ),
+                figures.cdf(runs, "gap_ms", "Gap between chunks"),
+            ],
+        ),
+        (
+            "Over time",
+            "One marker per completed request, at its intended arrival.",
+            False,
+            [
+                figures.over_time(runs, "ttft_ms", "Time to first token"),
+                figures.over_time(runs, "tpot_ms", "Time per output token"),
+                figures.throughput(runs),
+                figures.occupancy(runs),
+                figures.kv_use(runs),
+                figures.step_times(runs),
+            ],
+        ),
+        ("Outcomes", "How every scheduled request ended.", True, [figures.outcomes(runs)]),
+    ]
+    sections: list[dict[str, Any]] = []
+    drawn: list[dict[str, Any]] = []
+    for title, note, wide, candidates in plan:
+        shown = []
+        for figure in filter(None, candidates):
+            figure["id"] = f"plot{len(drawn)}"
+            height = figure["layout"].setdefault("height", PLOT_HEIGHT)
+            drawn.append(figure)
+            shown.append({"id": figure["id"], "title": figure["title"], "height": height})
+        if shown:
+            sections.append({"title": title, "note": note, "wide": wide, "figures": shown})
+    return sections, drawn
+
+
+def _title(shown: Sequence[Shown]) -> str:
+    workloads = list(dict.fromkeys(str(s.summary.get("workload") or "?") for s in shown))
+    engines = list(dict.fromkeys(s.name.split(" · ")[0] for s in shown))
+    return f"{', '.join(workloads)} on {', '.join(engines)}"
+
+
+def _subtitle(shown: Sequence[Shown]) -> str:
+    first = shown[0]
+    planned = first.run.meta.get("planned") or {}
+    parts = [f"model {first.summary.get('model')}", f"device {first.summary.get('device')}"]
+    if planned.get("rate"):
+        parts.append(f"{planned['rate']:.4g} requests/s")
+    if planned.get("length_scale") is not None:
+        parts.append(f"workload.length_scale {planned['length_scale']:g}")
+    parts += [f"seed {first.run.meta.get('seed')}", str(first.run.meta.get("started_at") or "")]
+    return " · ".join(p for p in parts if p)
+
+
+def _banners(shown: Sequence[Shown]) -> list[dict[str, Any]]:
+    banners = []
+    for s in shown:
+        if not s.summary.get("valid", False):
+            lines = list(s.summary.get("invalid_reasons") or ["no reason given"])
+            banners.append({"kind": "bad", "title": f"{s.name}: this run is not valid", "lines": lines})
+    hashes = {(s.run.meta.get("fingerprint") or {}).get("schedule") for s in shown}
+    if len(hashes) > 1:
+        line = "The runs did not replay the same schedule: differences may come from the traffic."
+        banners.append({"kind": "warn", "title": "Not comparable", "lines": [line]})
+    return banners
+
+
+def _settings(shown: Sequence[Shown]) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
+    """Settings that all runs share, and those that differ."""
+    keys = list(dict.fromkeys(key for s in shown for key in s.config))
+    shared, differing = [], []
+    for key in keys:
+        values = [s.config.get(key, "–") for s in shown]
+        if len(set(values)) == 1:
+            shared.append({"key": key, "value": values[0]})
+        else:
+            differing.append({"key": key, "cells": values})
+    return shared, differing
+
+
+def _host(shown: Shown) -> list[dict[str, str]]:
+    flat = _flatten({"host": shown.run.meta.get("host") or {}, "server": shown.run.meta.get("server") or {}})
+    return [{"key": key, "value": value} for key, value in flat.items()]
+
+
+def _flat_config(path: Path) -> dict[str, str]:
+    from omegaconf import OmegaConf
+
+    try:
+        config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"), resolve=True)
+    except Exception:  # a damaged file costs this table, never the page
+        return {}
+    return _flatten(config) if isinstance(config, dict) else {}
+
+
+def _flatten(value: dict[Any, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, item in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(item, dict) and item:
+            flat.update(_flatten(item, f"{name}."))
+        else:
+            flat[name] = (
+                "null" if item is None else str(item).lower() if isinstance(item, bool) else str(item)
+            )
+    return flat
+
+
+def _plotly() -> str:
+    """plotly.js as the plotly package ships it; a closing tag inside it would end our script element."""
+    text = (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    return text.replace("</script", "<\\/script")
+
+
+def _script_json(value: Any) -> str:
+    """JSON that is safe inside a script element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
