@@ -117,8 +117,8 @@ def _passages(context: PartContext, node: Settings) -> list[list[RawPiece]]:
     rng = context.rng("choice")
     prompts = []
     for count in counts:
-        # The first `count` to ring of exponential clocks with these rates: a weighted draw without replacement that
-        # takes as many random numbers whatever the count is.
+        # The first `count` to ring of exponential clocks with these rates: a weighted draw without
+        # replacement that takes as many random numbers whatever the count is.
         rings = rng.standard_exponential(pool) / popularity
         first = np.argpartition(rings, count - 1)[:count] if count else np.empty(0, dtype=int)
         found = first[np.argsort(rings[first])]

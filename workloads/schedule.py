@@ -11,9 +11,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workloads.errors import WorkloadError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SCHEMA_VERSION = 1
 CANCEL_KINDS = ("none", "before_first_token", "after_tokens", "after_s")
@@ -160,9 +163,9 @@ def request_id(index: int) -> str:
     return f"r{index:06d}"
 
 
-def planned_rate(arrivals_s: Sequence[float]) -> float | None:
+def planned_rate(arrivals_s: Sequence[float] | np.ndarray) -> float | None:
     """Requests/s of given arrival times: gaps over the time they span; None when they span none."""
-    span = (arrivals_s[-1] - arrivals_s[0]) if len(arrivals_s) > 1 else 0.0
+    span = float(arrivals_s[-1] - arrivals_s[0]) if len(arrivals_s) > 1 else 0.0
     return (len(arrivals_s) - 1) / span if span > 0 else None
 
 

@@ -1,0 +1,139 @@
+"""`python -m workloads`: see a workload before running it, fit a trace, convert a trace."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from workloads.errors import WorkloadError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 2 for a usage error, which is one line on standard error."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except WorkloadError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader, head for one, has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m workloads", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    show = commands.add_parser("show", help="draw a workload and print its rate, lengths and cancellations")
+    show.add_argument(
+        "name", metavar="NAME", help="a workload of harness/conf/workload: rag, chat, trace, ..."
+    )
+    show.add_argument(
+        "settings", nargs="*", metavar="KEY=VALUE", help="settings to change: rate=8 length_scale=1"
+    )
+    show.add_argument("--seed", type=int, default=0)
+    show.add_argument("--requests", type=int, help="draw this many")
+    show.add_argument("--duration", type=float, metavar="SECONDS", help="draw arrivals up to this time")
+    show.add_argument("--out", metavar="FILE", help="write the schedule as parquet too")
+    show.set_defaults(run=_show)
+    fit = commands.add_parser("fit", help="fit lognormal lengths and gamma gaps to a trace")
+    fit.set_defaults(run=_fit)
+    convert = commands.add_parser("convert", help="write a trace in the other format")
+    convert.add_argument("--to", choices=("azure", "mooncake"), required=True)
+    convert.add_argument(
+        "--out", metavar="FILE", help="a new file, gzipped if it ends in .gz; default: standard output"
+    )
+    convert.set_defaults(run=_convert)
+    for command in (fit, convert):
+        command.add_argument("trace", metavar="TRACE", help="Azure CSV or Mooncake JSONL, plain or gzip")
+        command.add_argument("--format", choices=("auto", "azure", "mooncake"), default="auto")
+        command.add_argument("--limit", type=int, help="read this many rows")
+        command.add_argument("--on-bad-row", choices=("error", "skip"), default="error")
+    return parser
+
+
+def _show(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from workloads.presets import draw
+    from workloads.report import print_schedule
+
+    workload = load_workload(args.name, args.settings)
+    schedule = draw(workload, seed=args.seed, requests=args.requests, duration_s=args.duration)
+    print_schedule(schedule, _console(Console))
+    if args.out:
+        schedule.to_parquet(args.out)
+    return 0
+
+
+def _fit(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from workloads.fit import fit_trace
+    from workloads.report import print_fit
+
+    trace = _read(args)
+    print_fit(trace, fit_trace(trace), _console(Console))
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from workloads.convert import convert, write
+
+    trace = _read(args)
+    if args.to == "azure" and any(row.hash_ids for row in trace.rows):
+        print("note: the azure format has no block ids; what prompts shared is lost", file=sys.stderr)
+    for note in trace.notes:
+        print(f"note: {note}", file=sys.stderr)
+    lines = convert(trace, args.to)
+    if args.out:
+        write(lines, args.out)
+    else:
+        sys.stdout.writelines(lines)
+    return 0
+
+
+def load_workload(name: str, settings: Sequence[str]) -> Any:
+    """The node of `harness/conf/workload/<name>.yaml` with `key=value` settings on top. Raises
+    WorkloadError."""
+    from importlib.resources import as_file, files
+
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    folder = files("harness.conf") / "workload"
+    names = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+    if name not in names:
+        raise WorkloadError(f"workload={name}: choose from {', '.join(names)}")
+    with as_file(folder / f"{name}.yaml") as path:
+        node = OmegaConf.load(path)
+    for setting in settings:
+        if "=" not in setting:
+            raise WorkloadError(f"{setting}: needs the form KEY=VALUE")
+    try:
+        OmegaConf.set_struct(node, True)
+        node.merge_with(OmegaConf.from_dotlist([s.removeprefix("workload.") for s in settings]))
+    except OmegaConfBaseException as exc:
+        known = ", ".join(sorted(map(str, node)))
+        key = getattr(exc, "full_key", None) or " ".join(settings)
+        raise WorkloadError(f"workload.{key} is not a setting of {name}; choose from: {known}") from exc
+    return node
+
+
+def _read(args: argparse.Namespace) -> Any:
+    from workloads.tracefile import read_trace
+
+    if args.limit is not None and args.limit < 1:
+        raise WorkloadError(f"--limit={args.limit}: needs a whole number of 1 or more")
+    return read_trace(args.trace, format=args.format, limit=args.limit, on_bad_row=args.on_bad_row)
+
+
+def _console(kind: Any) -> Any:
+    # A pipe has no width; give the tables the room they need instead of 80 columns.
+    return kind() if sys.stdout.isatty() else kind(width=150)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
