@@ -16,6 +16,8 @@ import harness
 from harness.conf import GROUPS, UsageError, choices
 
 PASS, REGRESSION, USAGE, INVALID, INCONCLUSIVE = 0, 1, 2, 3, 4
+SEVERITY = (PASS, INCONCLUSIVE, REGRESSION, INVALID, USAGE)
+"""Exit codes from best to worst."""
 DEBUG = "BATCHMARK_DEBUG"
 
 HELP = """\
@@ -126,7 +128,7 @@ def guard(command: Callable[[], int]) -> int:
     try:
         return command()
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        say("interrupted before the load began; nothing was measured")
         return INVALID
     except BrokenPipeError:  # the reader of our output has gone (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -135,16 +137,21 @@ def guard(command: Callable[[], int]) -> int:
         records = sys.modules.get("harness.records")
         if records is None or not isinstance(error, records.RecordsError) or DEBUG in os.environ:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return INVALID
     except ValueError as error:
-        if not _is_usage(error) or DEBUG in os.environ:
+        if not is_usage_error(error) or DEBUG in os.environ:
             raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"error: {' '.join(str(error).split())}")
         return USAGE
 
 
-def _is_usage(error: ValueError) -> bool:
+def say(line: str) -> None:
+    """For people, beside the results: one line on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def is_usage_error(error: ValueError) -> bool:
     """Every package has its own exception for what a user can mend; one that is not loaded was not raised."""
     known: list[type] = [UsageError]
     for module, name in USAGE_ERRORS.items():

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one ends a run early and keeps what was measured, the second leaves at once."""
+"""Ctrl-C and SIGTERM: the first ends a run early and keeps what was measured, the second leaves at once."""
 
 from __future__ import annotations
 

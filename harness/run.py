@@ -1,6 +1,6 @@
 """One measured run, from a configuration to a folder of records, a summary and a report.
 
-The server is started first and the schedule is drawn while it loads, so that the load begins within seconds of
+The server is started first and the schedule is drawn while it loads, so the load begins within seconds of
 the command. Whatever ends a run early (Ctrl-C, a server that dies, a full disk), what was measured is kept.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION, say
 from harness.conf import UsageError
 from harness.host import HostLock, facts, fingerprint
 from harness.interrupt import Interruption
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from workloads.prompts import PromptBook
     from workloads.schedule import Schedule
 
-PASS, REGRESSION, USAGE, INVALID, INCONCLUSIVE = 0, 1, 2, 3, 4
 LEAD_NS = 100_000_000
 """From the choice of t0 to the first possible arrival: time to build bodies and to start the sampler."""
 
@@ -45,6 +44,7 @@ class RunOutcome:
     exit_code: int
     run_dir: Path | None = None
     summary: dict[str, Any] | None = None
+    interrupted: bool = False  # by the user
 
 
 def run(cfg: DictConfig) -> RunOutcome:
@@ -61,7 +61,8 @@ def run(cfg: DictConfig) -> RunOutcome:
             measurement.measure(foreign)
         if not measurement.began:
             return RunOutcome(INVALID, measurement.run_dir)
-        return conclude(cfg, measurement.run_dir)
+        outcome = conclude(cfg, measurement.run_dir)
+        return replace(outcome, interrupted=interruption.count > 0)
 
 
 class Measurement:
@@ -313,11 +314,6 @@ def new_run_dir(cfg: DictConfig) -> Path:
         except OSError as error:
             raise UsageError(f"output.dir={cfg.output.dir}: cannot be written ({error.strerror})") from None
         return path
-
-
-def say(line: str) -> None:
-    """For people, beside the results: standard error, one line."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _slug(text: str) -> str:

@@ -84,7 +84,7 @@ def prompt_book(target: RunTarget, seed: int) -> PromptBook:
 
 def warm_up(target: RunTarget, prompts: PromptBook, folder: Path) -> str | None:
     """A few small requests through the whole path, so that the first measured one does not pay for what
-    happens once (allocations, kernels, connections). Nothing is kept. Returns what went wrong, in one line."""
+    happens once (allocations, kernels, connections). Nothing is kept. Returns what went wrong as a line."""
     from harness.loadgen import LoadSettings, run_load
     from harness.records import RequestLog, read_requests
 
