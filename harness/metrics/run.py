@@ -74,11 +74,12 @@ def load_run(run_dir: str | Path) -> Run:
             except FileNotFoundError:
                 value = default
                 problems.append(f"{name}: no such file")
+            except records.RecordsError as error:
+                value = default
+                problems.append(str(error))
             except Exception as error:
                 value = default
-                problems.append(
-                    f"{name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-                )
+                problems.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
         problems.extend(str(w.message) for w in caught if issubclass(w.category, records.RecordsWarning))
         return value
 
@@ -136,7 +137,7 @@ def engine_frame(frame: pd.DataFrame, t0: int, run: str | None) -> pd.DataFrame:
     """engine_requests from t0, without the requests of other runs (a warm-up, for one)."""
     out = _floats(frame, records.ENGINE_REQUEST_COLUMNS, t0)
     if run is not None:
-        out = out[[value is None or value == run for value in out["run"]]]
+        out = out[np.array([value is None or value == run for value in out["run"]], dtype=bool)]
     return out.reset_index(drop=True)
 
 

@@ -1,0 +1,260 @@
+"""Several runs side by side: `python -m harness.comparison RUN RUN...`, the first one is the reference.
+
+Ratios are printed only between runs that were sent the same schedule; a table of other runs says what
+differs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.text import Text
+
+from harness.metrics.run import Run, load_run
+from harness.metrics.stalls import stalls
+from harness.metrics.summary import summarize
+from harness.table import LEGEND, MISSING, UNRELIABLE, console_for, grid, lookup, number, percent, why_null
+
+SAME = 0.02
+"""Closer to the reference than this is neither better nor worse."""
+BETTER, WORSE = "▲", "▼"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the comparison. better: lower | higher | None (a fact, not a merit)."""
+
+    label: str
+    path: str
+    better: str | None
+    share: bool = False
+
+
+ROWS = (
+    Row("useful token fraction", "steps.useful_token_fraction", "higher", share=True),
+    Row("TTFT p50, ms", "latency_ms.ttft.from_intended.p50", "lower"),
+    Row("TTFT p99, ms", "latency_ms.ttft.from_intended.p99", "lower"),
+    Row("TPOT p50, ms", "latency_ms.tpot.p50", "lower"),
+    Row("TPOT p99, ms", "latency_ms.tpot.p99", "lower"),
+    Row("longest gap, ms", "stalls.longest_ms", "lower"),
+    Row("stalls", "stalls.count", "lower"),
+    Row("stalled, s", "stalls.seconds", "lower"),
+    Row("fluidity", "fluidity", "higher"),
+    Row("normalized p50, ms/token", "latency_ms.normalized.p50", "lower"),
+    Row("normalized p99, ms/token", "latency_ms.normalized.p99", "lower"),
+    Row("E2E p50, ms", "latency_ms.e2e.from_intended.p50", "lower"),
+    Row("output tokens/s", "throughput.output_tokens_per_s", "higher"),
+    Row("goodput, requests/s", "throughput.goodput_rps", "higher"),
+    Row("SLO attainment", "throughput.slo_attainment", "higher", share=True),
+    Row("batch size mean", "steps.batch_size_mean", None),
+    Row("KV blocks mean", "steps.kv_live_mean", None),
+    Row("preemptions", "steps.preemptions", "lower"),
+    Row("recomputed tokens", "steps.recomputed_tokens", "lower"),
+    Row("device busy", "utilization.device_busy", None, share=True),
+    Row("completed", "counts.completed", "higher"),
+    Row("failed", "counts.failed", "lower"),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Summaries side by side. mismatches forbid comparing; notes do not."""
+
+    names: tuple[str, ...]
+    summaries: tuple[dict[str, Any], ...]
+    mismatches: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def comparable(self) -> bool:
+        return not self.mismatches
+
+
+def compare(run_dirs: Sequence[str | Path]) -> Comparison:
+    """Load runs and say whether they may be compared with the first. Raises FileNotFoundError."""
+    runs = [load_run(folder) for folder in run_dirs]
+    summaries = hold_to_one_threshold(runs, [summarize(run) for run in runs])
+    names = column_names(summaries)
+    prints = [summary["run"]["fingerprint"] for summary in summaries]
+    mismatches: list[str] = []
+    notes: list[str] = []
+    for name, summary, fingerprint in zip(names[1:], summaries[1:], prints[1:], strict=True):
+        if fingerprint["schedule"] is None or fingerprint["schedule"] != prints[0]["schedule"]:
+            mismatches.append(
+                f"{name}: fingerprint.schedule differs: it was not sent what {names[0]} was sent"
+            )
+        for part in ("host", "device"):
+            if fingerprint[part] != prints[0][part]:
+                notes.append(f"{name}: fingerprint.{part} differs: another machine is part of the difference")
+        for what, path in (("model", "model"), ("length mode", "run.length_mode")):
+            if lookup(summary, path) != lookup(summaries[0], path):
+                notes.append(f"{name}: {what} is {lookup(summary, path)}, not {lookup(summaries[0], path)}")
+    for name, run in zip(names[1:], runs[1:], strict=True):
+        unlike, both = unlike_outputs(runs[0].requests, run.requests)
+        if unlike:
+            notes.append(f"{name}: {unlike} of {both} answers have another token count than with {names[0]}")
+    for name, summary in zip(names, summaries, strict=True):
+        notes.extend(f"{name}: INVALID {reason}" for reason in summary["invalid_reasons"])
+    return Comparison(tuple(names), tuple(summaries), tuple(mismatches), tuple(notes))
+
+
+def column_names(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """The engines' names, numbered where one occurs twice."""
+    engines = [str(summary["engine"] or summary["run"]["id"] or "run") for summary in summaries]
+    return [
+        f"{name} #{engines[: i + 1].count(name)}" if engines.count(name) > 1 else name
+        for i, name in enumerate(engines)
+    ]
+
+
+def hold_to_one_threshold(runs: Sequence[Run], summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Count every run's stalls with the smallest threshold among them: a slower engine must not be allowed
+    longer pauses because its own median gap is longer."""
+    limits = [lookup(summary, "stalls.threshold_ms") for summary in summaries]
+    known = [limit for limit in limits if limit is not None]
+    if not known:
+        return summaries
+    return [
+        {**summary, "stalls": stalls(run.requests, "", min(known))[0]} if limit is not None else summary
+        for run, summary, limit in zip(runs, summaries, limits, strict=True)
+    ]
+
+
+def unlike_outputs(first: pd.DataFrame, second: pd.DataFrame) -> tuple[int, int]:
+    """(answers with another token count, answers that both completed)."""
+    columns = ["id", "output_tokens"]
+    pair = first.loc[first["outcome"] == "completed", columns].merge(
+        second.loc[second["outcome"] == "completed", columns], on="id"
+    )
+    known = pair.dropna()
+    return int((known["output_tokens_x"] != known["output_tokens_y"]).sum()), len(pair)
+
+
+def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """A dict for each metric and run: metric, path, run, value, reliable, ratio (to the first run; null
+    where not comparable), verdict (better | worse | same | null)."""
+    rows = []
+    for row in ROWS:
+        reference = lookup(comparison.summaries[0], row.path)
+        for i, (name, summary) in enumerate(zip(comparison.names, comparison.summaries, strict=True)):
+            value = lookup(summary, row.path)
+            ratio = verdict = None
+            if i and comparison.comparable and value is not None and reference is not None:
+                ratio = value / reference if reference else None
+                verdict = judge(value, reference, row.better)
+            rows.append(
+                {
+                    "metric": row.label,
+                    "path": row.path,
+                    "run": name,
+                    "value": value,
+                    "reliable": is_reliable(summary, row.path),
+                    "ratio": ratio,
+                    "verdict": verdict,
+                }
+            )
+    return rows
+
+
+def judge(value: float, reference: float, better: str | None) -> str | None:
+    """better, worse, or same when within SAME of the reference; None for a fact without merit."""
+    if better is None:
+        return None
+    if abs(value - reference) <= SAME * abs(reference):
+        return "same"
+    return "better" if (value < reference) == (better == "lower") else "worse"
+
+
+def is_reliable(summary: dict[str, Any], path: str) -> bool:
+    """False where a percentile has no 95 % interval; figures that are no percentiles are taken as they
+    are."""
+    block, _, name = path.rpartition(".")
+    flags = lookup(summary, f"{block}.reliable")
+    return flags.get(name, True) if isinstance(flags, dict) else True
+
+
+def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = None) -> Comparison:
+    """Print the table of runs (columns) and metrics (rows), and give what it was made of."""
+    out = console_for(console)
+    comparison = compare(run_dirs)
+    rows = comparison_rows(comparison)
+    summary = comparison.summaries[0]
+    scale = lookup(summary, "setup.planned.length_scale")
+    title = f"{summary['workload'] or 'unknown workload'}, model {summary['model'] or 'unknown'}"
+    out.print(Text(title + (f", workload.length_scale={scale:g}" if scale is not None else ""), style="bold"))
+    table = grid("", *comparison.names)
+    unreliable = False
+    for row in ROWS:
+        cells = [cell for cell in rows if cell["path"] == row.path]
+        unreliable |= any(not cell["reliable"] and cell["value"] is not None for cell in cells)
+        table.add_row(row.label, *(show(cell, row) for cell in cells))
+    out.print(table)
+    if comparison.comparable and len(comparison.names) > 1:
+        out.print(
+            Text(
+                f"ratios to {comparison.names[0]}; {BETTER} better, {WORSE} worse, = within 2 %", style="dim"
+            )
+        )
+    if unreliable:
+        out.print(Text(LEGEND, style="dim"))
+    for text in null_notes(comparison):
+        out.print(Text(text, style="dim"))
+    for mismatch in comparison.mismatches:
+        out.print(Text(f"NOT COMPARABLE {mismatch}", style="bold red"))
+    for note in comparison.notes:
+        out.print(Text(note, style="bold red" if "INVALID" in note else ""))
+    return comparison
+
+
+def null_notes(comparison: Comparison) -> list[str]:
+    """Why figures are missing: a line for each run and reason."""
+    notes = []
+    for name, summary in zip(comparison.names, comparison.summaries, strict=True):
+        missing: dict[str, list[str]] = {}
+        for row in ROWS:
+            if lookup(summary, row.path) is None:
+                reason = why_null(summary, row.path) or "not measured"
+                missing.setdefault(reason, []).append(row.label.partition(",")[0])
+        notes.extend(f"{MISSING} {name}: {', '.join(labels)}: {reason}" for reason, labels in missing.items())
+    return notes
+
+
+def show(cell: dict[str, Any], row: Row) -> Text:
+    """A value, its ratio to the reference and an arrow."""
+    if cell["value"] is None:
+        return Text(MISSING, style="dim")
+    value = percent(cell["value"]) if row.share else number(cell["value"])
+    text = Text(value if cell["reliable"] else UNRELIABLE + value, style="" if cell["reliable"] else "dim")
+    if cell["ratio"] is not None:
+        text.append(f" {number(cell['ratio'])}x")
+    mark, style = {"better": (BETTER, "green"), "worse": (WORSE, "red"), "same": ("=", "dim")}.get(
+        cell["verdict"], (" ", "")
+    )
+    return text.append(f" {mark}", style=style) if cell["verdict"] is not None else text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.comparison",
+        description="Compare runs with the first one. Exit 3: not comparable, or one is invalid.",
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=Path, help="run directories; the first is the reference"
+    )
+    args = parser.parse_args(argv)
+    try:
+        comparison = print_comparison(args.runs)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0 if comparison.comparable and all(s["valid"] for s in comparison.summaries) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
