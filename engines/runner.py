@@ -84,7 +84,9 @@ class ModelRunner:
         self._k_caches = [k for k, _ in caches]
         self._v_caches = [v for _, v in caches]
         self._kv_bytes = sum(t.numel() * t.element_size() for pair in caches for t in pair)
-        self._rows = find_row_guarantee(loaded.model.linears(), engine.max_num_batched_tokens, device, dtype)
+        self._rows = find_row_guarantee(
+            loaded.model.row_probes(), engine.max_num_batched_tokens, engine.max_num_seqs, device, dtype
+        )
         self._determinism = self._rows.guarantee
         if self._determinism == BITWISE and self._backend.name == "torch":
             self._determinism = "not bitwise: the torch attention adds in an order that depends on the chunk"

@@ -30,11 +30,13 @@ class ForwardContext:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearProbe:
-    """One matrix product of the model, so that the runner can check it: rows [n, in_features] -> [n, out]."""
+class RowProbe:
+    """One operation of the model that works row by row, so that the runner can check that it really does:
+    rows [n, in_features] -> [n, out]."""
 
     in_features: int
     apply: Callable[[torch.Tensor], torch.Tensor]
+    sampled_only: bool = False  # sees only the rows that are sampled: at most one per sequence
 
 
 class DecoderModel(Protocol):
@@ -46,8 +48,8 @@ class DecoderModel(Protocol):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """token_ids, positions [T] int64 -> logits [R, vocab] of the rows ctx.sample_rows."""
 
-    def linears(self) -> list[LinearProbe]:
-        """One probe per distinct shape of matrix product."""
+    def row_probes(self) -> list[RowProbe]:
+        """One probe per distinct shape of matrix product and per kind of small operation."""
 
     def close(self) -> None:
         """Leave the process's globals as they were."""

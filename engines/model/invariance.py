@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engines.model.base import LinearProbe
+from engines.model.base import RowProbe
 
 MULTIPLES = (1, 2, 4, 8, 16, 32)
 BITWISE = "bitwise"
@@ -26,24 +26,25 @@ class RowGuarantee:
 
 
 def find_row_guarantee(
-    probes: Sequence[LinearProbe], max_rows: int, device: torch.device, dtype: torch.dtype
+    probes: Sequence[RowProbe], max_rows: int, max_sampled: int, device: torch.device, dtype: torch.dtype
 ) -> RowGuarantee:
-    """Compare every probe at several row counts up to max_rows, and at shifted positions, with the same rows
-    of one large product. Takes about twice the time of a pass over max_rows tokens through one layer."""
+    """Compare every probe at several row counts up to max_rows (max_sampled for those that see only sampled
+    rows), and at shifted positions, with the same rows of one large product. Takes about twice the time of a
+    pass over max_rows tokens through one layer."""
     if device.type != "cpu":
         return RowGuarantee(
             1, f"not bitwise: on {device.type} the matrix library picks kernels by the batch size"
         )
     multiple = 1
     for probe in probes:
-        found = _probe_multiple(probe, max_rows, dtype, multiple)
+        found = _probe_multiple(probe, max_sampled if probe.sampled_only else max_rows, dtype, multiple)
         if found is None:
-            return RowGuarantee(8, "not bitwise: a matrix product of the model depends on its row count")
+            return RowGuarantee(8, "not bitwise: an operation of the model depends on its row count")
         multiple = max(multiple, found)
     return RowGuarantee(multiple, BITWISE)
 
 
-def _probe_multiple(probe: LinearProbe, max_rows: int, dtype: torch.dtype, at_least: int) -> int | None:
+def _probe_multiple(probe: RowProbe, max_rows: int, dtype: torch.dtype, at_least: int) -> int | None:
     largest = -(-max_rows // MULTIPLES[-1]) * MULTIPLES[-1]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(largest, probe.in_features, generator=generator).to(dtype)

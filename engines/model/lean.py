@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from engines.config import ConfigError
-from engines.model.base import ForwardContext, LinearProbe
+from engines.model.base import ForwardContext, RowProbe
 from engines.model.config import ModelConfig
 from engines.model.linear import Linear
 from engines.model.rope import rope_tables
@@ -97,6 +97,7 @@ class LeanModel:
         residual = F.embedding(token_ids, self.embedding)
         attended = residual.new_empty(tokens, heads, head_dim)
         attended[ctx.real_tokens :] = 0  # attention leaves the padding rows alone: keep them finite
+        attended_real = attended[: ctx.real_tokens]
         x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
         for i, layer in enumerate(self.layers):
             k_cache, v_cache = ctx.k_caches[i], ctx.v_caches[i]
@@ -108,7 +109,15 @@ class LeanModel:
                 ops.rms_norm(k, layer.k_norm, eps, out=k)
             ops.rope_write_kv(q, k, v, self._cos, self._sin, positions, k_cache, v_cache, ctx.slot)
             ctx.backend.paged_attention(
-                q, k_cache, v_cache, ctx.cu_q, ctx.kv_len, ctx.block_table, scale, ctx.max_q_len, attended
+                q[: ctx.real_tokens],
+                k_cache,
+                v_cache,
+                ctx.cu_q,
+                ctx.kv_len,
+                ctx.block_table,
+                scale,
+                ctx.max_q_len,
+                attended_real,
             )
             rows = attended.view(tokens, heads * head_dim)
             if i == last:
@@ -122,10 +131,15 @@ class LeanModel:
             x = ops.add_rms_norm(x, residual, next_norm, eps, out=x)
         return self.head(x)
 
-    def linears(self) -> list[LinearProbe]:
-        first = self.layers[0]
-        every = (first.qkv, first.o, first.gate_up, first.down, self.head)
-        return [LinearProbe(linear.in_features, linear) for linear in every]
+    def row_probes(self) -> list[RowProbe]:
+        first, ops, eps = self.layers[0], self._ops, self.config.rms_eps
+        products = (first.qkv, first.o, first.gate_up, first.down)
+        return [
+            RowProbe(self.config.hidden, lambda x: ops.rms_norm(x, first.input_norm, eps)),
+            RowProbe(2 * self.config.ffn, ops.silu_mul),
+            *(RowProbe(linear.in_features, linear) for linear in products),
+            RowProbe(self.head.in_features, self.head, sampled_only=True),
+        ]
 
     def close(self) -> None:
         """Nothing global was touched."""

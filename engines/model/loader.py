@@ -1,22 +1,29 @@
 """One way to any model: `load_model` turns the `model` node of the configuration into weights and a
-tokenizer."""
+tokenizer.
+
+transformers is imported by model.impl=hf alone: it takes seconds, and the other models don't need it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from engines.config import ConfigError
 from engines.model.base import DecoderModel
+from engines.model.checkpoint import find_checkpoint, read_config, read_tokenizer, read_weights
 from engines.model.config import ModelConfig
 from engines.model.lean import LeanModel
-from engines.model.random_weights import TINY, tiny_weights
+from engines.model.random_weights import TINY, random_weights, tiny_weights
+from engines.model.smollm2 import ensure_smollm2
 from engines.model.tokenizer import ByteTokenizer, Tokenizer
 
-NAMES = ("tiny", "smollm2", "hf")
+WEIGHTS = {"tiny": ("random",), "smollm2": ("real", "dummy"), "hf": ("real", "dummy")}
+"""What model.weights may be, per model.name; the first is the default."""
 IMPLEMENTATIONS = ("lean", "hf")
 
 
@@ -35,23 +42,59 @@ class LoadedModel:
 def load_model(
     model_cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype, seed: int
 ) -> LoadedModel:
-    """model_cfg: the keys of harness/conf/model/*.yaml (name, id, weights, impl). Raises ConfigError, one
-    line."""
+    """model_cfg: the keys of harness/conf/model/*.yaml (name, id, weights, impl). seed: of random weights.
+    Raises ConfigError, one line."""
     name, impl = str(model_cfg.get("name")), str(model_cfg.get("impl", "lean"))
-    if name not in NAMES:
-        raise ConfigError(f"model={name}: choose from {', '.join(NAMES)}")
+    if name not in WEIGHTS:
+        raise ConfigError(f"model={name}: choose from {', '.join(WEIGHTS)}")
     if impl not in IMPLEMENTATIONS:
         raise ConfigError(f"model.impl={impl}: choose from {', '.join(IMPLEMENTATIONS)}")
+    weights = str(model_cfg.get("weights") or WEIGHTS[name][0])
+    if weights not in WEIGHTS[name]:
+        raise ConfigError(f"model.weights={weights}: choose from {', '.join(WEIGHTS[name])}")
     if name == "tiny":
-        _check_weights(model_cfg, ("random",))
-        tokenizer = ByteTokenizer(TINY.vocab)
-        model = LeanModel(TINY, tiny_weights(seed), device, dtype)
-        return LoadedModel(name, model, TINY, tokenizer, tokenizer.ref, model.parameters)
-    raise ConfigError(f"model={name}: not here yet")
+        tokenizer: Tokenizer = ByteTokenizer(TINY.vocab, TINY.eos_token_ids)
+        model = _build(impl, TINY.to_hf(), tiny_weights(seed), device, dtype)
+        return _loaded(name, model, tokenizer)
+    if name == "smollm2":
+        return load_folder(ensure_smollm2(), name, impl, weights, device, dtype, seed)
+    model_id = model_cfg.get("id")
+    folder = find_checkpoint(None if model_id is None else str(model_id), with_weights=weights == "real")
+    return load_folder(folder, str(model_id), impl, weights, device, dtype, seed)
 
 
-def _check_weights(model_cfg: Mapping[str, Any], choices: tuple[str, ...]) -> str:
-    weights = str(model_cfg.get("weights", choices[0]))
-    if weights not in choices:
-        raise ConfigError(f"model.weights={weights}: choose from {', '.join(choices)}")
-    return weights
+def load_folder(
+    folder: Path, name: str, impl: str, weights: str, device: torch.device, dtype: torch.dtype, seed: int
+) -> LoadedModel:
+    """A checkpoint in Hugging Face's layout. Raises ConfigError, one line, that begins with the folder."""
+    try:
+        raw = read_config(folder)
+        tensors = read_weights(folder) if weights == "real" else None
+        if tensors is None and impl == "lean":
+            tensors = random_weights(ModelConfig.from_hf(raw), seed)
+        model = _build(impl, raw, tensors, device, dtype, seed)
+        return _loaded(name, model, read_tokenizer(folder, model.config, required=weights == "real"))
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(str(folder)) else f"{folder}: {text}") from None
+
+
+def _build(
+    impl: str,
+    raw: dict[str, Any],
+    tensors: dict[str, torch.Tensor] | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+) -> DecoderModel:
+    """raw: a config.json. tensors None: random weights of the implementation's own."""
+    if impl == "hf":
+        from engines.model.hf_adapter import HfAdapter
+
+        return HfAdapter(raw, tensors, device, dtype, seed)
+    assert tensors is not None
+    return LeanModel(ModelConfig.from_hf(raw), tensors, device, dtype)
+
+
+def _loaded(name: str, model: DecoderModel, tokenizer: Tokenizer) -> LoadedModel:
+    return LoadedModel(name, model, model.config, tokenizer, tokenizer.ref, model.parameters)
