@@ -34,9 +34,11 @@ def library() -> ctypes.CDLL:
 
     torch is imported first, so its OpenMP runtime serves our parallel regions as well: one pool of
     threads."""
+    path = build()
     try:
-        loaded = ctypes.CDLL(str(build()))
+        loaded = ctypes.CDLL(str(path))
     except OSError as error:
+        path.unlink(missing_ok=True)  # so that a damaged file does not outlive its cause
         raise BuildError(f"cannot load the compiled kernels: {error}") from error
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)

@@ -75,7 +75,7 @@ INLINE float maximum(vec x) {
     return x[0];
 }
 
-// 2^x to about 1 ulp for x <= 127, exactly 1 at 0, exactly 0 below -126; NaN stays NaN.
+// 2^x to about 1 ulp, exactly 1 at 0, exactly 0 below -126, infinity above 127; NaN stays NaN.
 INLINE vec exp2_(vec x) {
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     vec low = splat(-126.0f), high = splat(127.0f);
@@ -90,5 +90,6 @@ INLINE vec exp2_(vec x) {
     p = p * f + 6.9314718e-1f;
     p = p * f + 1.0f;
     vec power = (vec)(((ivec)shifted - (ivec)splat(magic) + 127) << 23);
-    return x < low ? vec{} : p * power;
+    p = x > high ? splat(__builtin_inff()) : p * power;
+    return x < low ? vec{} : p;
 }
