@@ -35,5 +35,5 @@ class Occupancy:
 
 @dataclass(kw_only=True)
 class Stats(Occupancy, Counters):
-    """A snapshot. received = running + waiting + sum(refusals) + sum(finished), whenever no drained answer waits
-    to leave."""
+    """A snapshot. received = running + waiting + sum(refusals) + sum(finished), whenever no drained answer
+    waits to leave."""
