@@ -26,6 +26,7 @@ import harness
 READY_TIMEOUT_S = 900.0
 """A real model may first have to be fetched; a server that fails says so at once and is not waited for."""
 STOP_TIMEOUT_S = 10.0
+TERM_PATIENCE_S = 3.0
 
 
 class ServerError(RuntimeError):
@@ -111,7 +112,7 @@ class ServerProcess:
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
-        for patience, number in ((timeout_s, signal.SIGTERM), (3.0, signal.SIGKILL)):
+        for patience, number in ((timeout_s, signal.SIGTERM), (TERM_PATIENCE_S, signal.SIGKILL)):
             if self._ended.wait(patience):
                 break
             self._signal(number)
