@@ -64,7 +64,10 @@ def _show(args: argparse.Namespace) -> int:
     schedule = draw(workload, seed=args.seed, requests=args.requests, duration_s=args.duration)
     print_schedule(schedule, _console(Console))
     if args.out:
-        schedule.to_parquet(args.out)
+        try:
+            schedule.to_parquet(args.out)
+        except OSError as exc:
+            raise WorkloadError(f"--out={args.out}: cannot be written ({exc.strerror or exc})") from exc
     return 0
 
 

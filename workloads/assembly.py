@@ -177,15 +177,14 @@ def _fit(draft: Draft, cap: int | None, cut_from_end: bool) -> tuple[Segment, ..
             tokens[i] -= cut
             excess -= cut
     while excess > 0:
-        longest = max((n, -i) for i, n in enumerate(tokens) if not draft.pieces[i].whole or i == 0)
-        index, spare = -longest[1], longest[0] - 1
-        if draft.pieces[index].whole or spare < 1:
-            kept = sum(tokens)
+        loose = [i for i, piece in enumerate(draft.pieces) if not piece.whole and tokens[i] > 1]
+        if not loose:
             raise WorkloadError(
                 f"workload.input.cap={cap}: the shared parts of class {draft.request_class} need at least "
-                f"{kept} tokens; raise it, or lower workload.length_scale"
+                f"{sum(tokens)} tokens; raise it, or lower workload.length_scale"
             )
-        cut = min(excess, spare)
-        tokens[index] -= cut
+        longest = max(loose, key=lambda i: tokens[i])
+        cut = min(excess, tokens[longest] - 1)
+        tokens[longest] -= cut
         excess -= cut
     return tuple(Segment(p.segment_id, n) for p, n in zip(draft.pieces, tokens, strict=True) if n > 0)

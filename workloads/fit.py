@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammainc, ndtr
+from scipy.special import digamma, gammainc, ndtr, polygamma
 
 from workloads.tracefile import Trace
 
@@ -26,7 +26,7 @@ class LognormalFit:
 
 @dataclass(frozen=True, slots=True)
 class GammaFit:
-    """Maximum likelihood over the gaps above 0; cv is that of all gaps. None: too few different gaps."""
+    """Maximum likelihood over the gaps above 0; cv is that of all gaps. None: no gamma to fit."""
 
     rate: float | None  # 1/s
     cv: float | None
@@ -76,16 +76,17 @@ def fit_gaps(times: np.ndarray) -> GammaFit:
     gaps = np.diff(times)
     dispersion = {w: d for w in (1.0, 10.0, 60.0) if (d := index_of_dispersion(times, w)) is not None}
     positive = gaps[gaps > 0]
-    if len(positive) < 2 or np.ptp(positive) == 0:
-        mean = float(gaps.mean()) if len(gaps) else 0.0
-        return GammaFit(1 / mean if mean > 0 else None, None, None, None, dispersion)
+    mean = float(gaps.mean()) if len(gaps) else 0.0
+    cv = float(gaps.std() / mean) if mean > 0 else None
+    # Stamps on a coarse grid: most gaps are 0 and the rest one step, which no gamma describes.
+    if len(positive) < 0.9 * len(gaps) or len(positive) < 2 or np.ptp(positive) == 0:
+        return GammaFit(1 / mean if mean > 0 else None, cv, None, None, dispersion)
     shape = _gamma_shape(positive)
     ordered = np.sort(positive)
     model = gammainc(shape, shape * ordered / positive.mean())
     ranks = np.arange(1, len(ordered) + 1) / len(ordered)
     ks = float(max(np.abs(model - ranks).max(), np.abs(model - (ranks - 1 / len(ordered))).max()))
-    mean = float(gaps.mean())
-    return GammaFit(1 / mean, float(gaps.std() / mean), shape, ks, dispersion)
+    return GammaFit(1 / mean, cv, shape, ks, dispersion)
 
 
 def index_of_dispersion(times: np.ndarray, window_s: float) -> float | None:
@@ -98,9 +99,7 @@ def index_of_dispersion(times: np.ndarray, window_s: float) -> float | None:
 
 
 def _gamma_shape(gaps: np.ndarray) -> float:
-    # Newton's steps on ln(k) - digamma(k) = ln(mean) - mean(ln): Minka, "Estimating a Gamma distribution", 2002.
-    from scipy.special import digamma, polygamma
-
+    # Newton's steps on ln(k) - digamma(k) = ln(mean) - mean(ln) (Minka, "Estimating a Gamma distribution").
     s = float(np.log(gaps.mean()) - np.log(gaps).mean())
     k = (3 - s + np.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
     for _ in range(50):
