@@ -123,6 +123,8 @@ class Engine:
             record.finish_reason, record.refusal, record.finish_ns = "refused", refused.reason, _ns(now)
             if self.step_log is not None:
                 self.step_log.request(record)
+                if not self.has_work:  # no step will come to write it down
+                    self.step_log.flush()
             raise refused
         seed = request.sampling.seed
         if seed is None:
