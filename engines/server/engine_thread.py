@@ -220,6 +220,8 @@ class EngineThread:
                     events.append((stream, refused))
             elif stream.seq_id is not None:
                 self._engine.abort(stream.seq_id)
+        if commands:  # a pass may take long: what has left is not to be seen only after it
+            self.stats = self._engine.stats()
         outputs = self._engine.step() if self._engine.has_work else []
         for output in outputs:
             ending = output.finish_reason is not None

@@ -21,8 +21,8 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = " ".join(message.split())[:500]  # whatever a client put into a name
+        super().__init__(self.message)
         self.status = status
         self.param = param
         self.code = code
