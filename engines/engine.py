@@ -157,9 +157,9 @@ class Engine:
         if self._outbox:
             return now
         wakeup = self.scheduler.next_wakeup(now)
-        timeout = self.config.queue_timeout_ms
-        if wakeup is not None and wakeup > now and timeout is not None:
-            wakeup = min(wakeup, self.scheduler.waiting.head.arrival + timeout / 1e3)
+        if wakeup is not None and wakeup > now and self.config.queue_timeout_ms is not None:
+            overdue = self.scheduler.waiting.next_overdue(self.config.queue_timeout_ms / 1e3)
+            wakeup = wakeup if overdue is None else min(wakeup, overdue)
         return wakeup
 
     # -- an iteration ----------------------------------------------------------------------------------------

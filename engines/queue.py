@@ -39,3 +39,7 @@ class FcfsQueue:
     def overdue(self, now: float, timeout: float) -> list[Sequence]:
         """Those that have waited for `timeout` seconds without ever being scheduled."""
         return [seq for seq in self if seq.status is Status.WAITING and seq.arrival + timeout <= now]
+
+    def next_overdue(self, timeout: float) -> float | None:
+        """When the first of them will have, if it is not scheduled before."""
+        return min((seq.arrival + timeout for seq in self if seq.status is Status.WAITING), default=None)

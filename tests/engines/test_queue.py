@@ -43,3 +43,7 @@ def test_only_those_who_never_had_a_seat_are_overdue() -> None:
     assert queue.overdue(now=2.9, timeout=2.0) == []
     assert queue.overdue(now=3.0, timeout=2.0) == [early]
     assert queue.overdue(now=9.0, timeout=2.0) == [early, late]
+    assert queue.next_overdue(2.0) == 3.0
+    queue.remove(early)
+    queue.remove(late)
+    assert queue.next_overdue(2.0) is None
