@@ -69,8 +69,9 @@ def expand(args: list[str]) -> list[list[str]]:
     """One list of overrides per combination of a sweep's values, the first override varying slowest."""
     from hydra.errors import HydraException
 
+    parsed = {override.key_or_group: (override, text) for override, text in _parse(args)}  # the last one wins
     axes: list[list[str]] = []
-    for override, text in _parse(args):
+    for override, text in parsed.values():
         if not override.is_sweep_override():
             axes.append([text])
             continue

@@ -143,6 +143,13 @@ def test_expand_gives_every_combination_once_in_order():
         compose(combination)
 
 
+def test_the_last_value_wins_in_a_sweep_too():
+    assert expand(["+engine=static,chunked", "seed=1,2", "engine=continuous"]) == [
+        ["engine=continuous", "seed=1"],
+        ["engine=continuous", "seed=2"],
+    ]
+
+
 def test_expand_keeps_quoted_commas_and_lists_whole():
     assert expand(['output.dir="a,b"']) == [['output.dir="a,b"']]
     cfg = compose(expand(['output.dir="a,b","c d"'])[0])
