@@ -1,0 +1,233 @@
+"""What counts as a token, and what counts as an answer: without a network."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.loadgen.answer import Answer
+from tests.support.script_server import DONE, chat, completion, sse, usage
+
+
+def read(*pieces: bytes, stream: bool = True, status: int = 200, kind: str = "text/event-stream") -> Answer:
+    """Head at 0, piece k at (k + 1) * 10."""
+    answer = Answer(stream=stream, keep_text=True)
+    answer.begin(0, status, kind)
+    for k, piece in enumerate(pieces):
+        if not answer.feed((k + 1) * 10, piece):
+            break
+    answer.finish()
+    return answer
+
+
+def chunks(answer: Answer) -> list[tuple[int, int]]:
+    return list(zip(answer.chunk_ns, answer.chunk_tokens, strict=True))
+
+
+def outcome(answer: Answer) -> tuple[str, str | None]:
+    assert answer.verdict is not None
+    return answer.verdict.outcome, answer.verdict.reason
+
+
+def test_role_and_empty_chunks_are_events_but_no_tokens() -> None:
+    answer = read(
+        chat({"role": "assistant"}),
+        chat({"role": "assistant", "content": ""}),
+        chat({"content": "a"}),
+        chat({}, finish="stop"),
+        DONE,
+    )
+    assert answer.first_event_ns == 10
+    assert chunks(answer) == [(30, 1)]
+    assert outcome(answer) == ("completed", None)
+
+
+def test_usage_in_every_chunk_and_a_usage_chunk_at_the_end() -> None:
+    answer = read(
+        completion("a", [1], usage={"completion_tokens": 1, "prompt_tokens": 3}),
+        completion("b", [2], usage={"completion_tokens": 2, "prompt_tokens": 3}),
+        completion(finish="length"),
+        usage(2),
+        DONE,
+    )
+    assert chunks(answer) == [(10, 1), (20, 1)]
+    assert (answer.usage_output, answer.usage_prompt, answer.ids) == (2, 3, 2)
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"content": "a"},
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm"},
+        {"refusal": "no"},
+        {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
+        {"function_call": {"arguments": "{"}},
+    ],
+)
+def test_every_channel_carries_tokens(delta: dict[str, Any]) -> None:
+    assert chunks(read(chat({"role": "assistant"}), chat(delta), chat({}, finish="stop"), DONE)) == [(20, 1)]
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {},
+        {"content": None},
+        {"content": "", "reasoning_content": ""},
+        {"tool_calls": []},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ""}}]},
+        {"tool_calls": None},
+    ],
+)
+def test_empty_deltas_do_not(delta: dict[str, Any]) -> None:
+    assert chunks(read(chat(delta), chat({"content": "x"}), chat({}, finish="stop"))) == [(20, 1)]
+
+
+def test_ids_count_also_while_their_text_is_held_back() -> None:
+    answer = read(
+        completion("", [200, 201]),  # half a character
+        completion("ü", [202]),
+        completion("tail", []),  # text of tokens that were counted before
+        completion(finish="stop"),
+    )
+    assert chunks(answer) == [(10, 2), (20, 1)]
+    assert answer.counted_by_ids
+    assert answer.text == "ütail"
+
+
+def test_text_without_ids_counts_a_chunk_as_one_and_is_not_called_ids() -> None:
+    answer = read(
+        completion("several words at once"), completion("more"), completion(finish="stop"), usage(9)
+    )
+    assert chunks(answer) == [(10, 1), (20, 1)]
+    assert not answer.counted_by_ids
+    assert answer.usage_output == 9
+
+
+def test_bundles() -> None:
+    answer = read(
+        *(completion("x" * 20, list(range(20))) for _ in range(5)), completion(finish="length"), DONE
+    )
+    assert chunks(answer) == [(10 * k, 20) for k in range(1, 6)]
+
+
+def test_a_body_in_one_piece_is_one_chunk_of_all_its_tokens() -> None:
+    body = {
+        "choices": [{"index": 0, "message": {"content": "all of it"}, "finish_reason": "stop"}],
+        "usage": {"completion_tokens": 7, "prompt_tokens": 3},
+    }
+    raw = json.dumps(body).encode()
+    answer = read(raw[:9], raw[9:], stream=False, kind="application/json; charset=utf-8")
+    assert chunks(answer) == [(20, 7)]
+    assert outcome(answer) == ("completed", None)
+    with_ids = {"choices": [{"text": "abc", "token_ids": [1, 2, 3], "finish_reason": "length"}]}
+    assert chunks(read(json.dumps(with_ids).encode(), stream=False, kind="application/json")) == [(10, 3)]
+
+
+A = completion("a", [1])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "wanted"),
+    [
+        ([A, completion(finish="stop"), DONE], ("completed", None)),
+        ([A, completion(finish="stop")], ("completed", None)),
+        ([A, DONE], ("completed", None)),
+        ([A], ("failed", "ended_early")),
+        ([], ("failed", "ended_early")),
+        ([A, b'data: {"choi'], ("failed", "ended_early")),
+        ([A, b'data: {"choi\n\n'], ("failed", "malformed")),
+        ([A, b"data: 7\n\n"], ("failed", "malformed")),
+        ([sse({"choices": "text"})], ("failed", "malformed")),
+        ([sse({"choices": [None]})], ("failed", "malformed")),
+        ([A, sse({"error": {"message": "boom"}}), DONE], ("failed", "error_event")),
+        ([A, sse({"error": "boom"}), DONE], ("failed", "error_event")),
+        ([A, sse({"message": "boom"}, event="error"), DONE], ("failed", "error_event")),
+        ([A, completion(finish="error"), DONE], ("failed", "finish_error")),
+        ([A, completion(finish="abort"), DONE], ("failed", "finish_abort")),
+        ([completion(finish="queue_timeout"), DONE], ("rejected", "queue_timeout")),
+        ([sse({"error": {"message": "late", "code": "queue_timeout"}})], ("rejected", "queue_timeout")),
+        ([b": ping\n\n", b"data:\n\n", A, completion(finish="stop")], ("completed", None)),
+        ([A, completion(finish="stop"), DONE, b"data: junk\n\n"], ("completed", None)),
+    ],
+)
+def test_how_a_stream_ends(pieces: list[bytes], wanted: tuple[str, str | None]) -> None:
+    assert outcome(read(*pieces)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "wanted"),
+    [
+        (400, {"error": {"message": "prompt too long"}}, ("failed", "http_400")),
+        (404, {"error": {"message": "no such model"}}, ("failed", "http_404")),
+        (500, {}, ("failed", "http_500")),
+        (302, {}, ("failed", "http_302")),
+        (429, {"error": {"code": "queue_full"}}, ("rejected", "queue_full")),
+        (503, {"error": {"code": "queue_timeout"}}, ("rejected", "queue_timeout")),
+        (503, {"error": {"code": 503}}, ("rejected", "http_503")),
+        (429, [1], ("rejected", "http_429")),
+    ],
+)
+def test_status_decides(status: int, body: Any, wanted: tuple[str, str]) -> None:
+    answer = read(json.dumps(body).encode(), status=status, kind="application/json")
+    assert outcome(answer) == wanted
+    assert answer.verdict is not None
+    assert answer.verdict.error is not None
+    assert json.dumps(body) in answer.verdict.error or body == {}
+
+
+def test_the_error_keeps_the_first_300_characters() -> None:
+    answer = read(b"no " * 500, status=400, kind="text/html")
+    assert answer.verdict is not None
+    assert answer.verdict.error == ("no " * 100)[:300]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),
+    lambda v: (
+        st.lists(v, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "choices",
+                    "text",
+                    "delta",
+                    "message",
+                    "content",
+                    "token_ids",
+                    "usage",
+                    "completion_tokens",
+                    "error",
+                ]
+                + ["finish_reason", "tool_calls", "function", "arguments", "code"]
+            ),
+            v,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(json_values | st.binary(max_size=10), max_size=5),
+    st.booleans(),
+    st.sampled_from([200, 400, 503]),
+)
+def test_whatever_comes_there_is_a_verdict_and_chunks_of_at_least_one_token(
+    values: list[Any], stream: bool, status: int
+) -> None:
+    pieces = [b"data: " + v + b"\n\n" if isinstance(v, bytes) else sse(v) for v in values]
+    kind = "text/event-stream" if stream else "application/json"
+    answer = read(*(pieces if stream else [p[6:] for p in pieces]), stream=stream, status=status, kind=kind)
+    assert answer.verdict is not None
+    assert len(answer.chunk_ns) == len(answer.chunk_tokens)
+    assert all(n >= 1 for n in answer.chunk_tokens)
+    assert sum(answer.chunk_tokens) == answer.tokens

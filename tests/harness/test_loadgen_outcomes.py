@@ -1,0 +1,343 @@
+"""How requests end, over real sockets: every end has one outcome, and every hang-up is seen by the server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.records import RequestLog, RequestRecord
+from tests.support.load import Driven, drive, every, request
+from tests.support.script_server import (
+    DONE,
+    Script,
+    ScriptServer,
+    Seen,
+    Step,
+    answer,
+    completion,
+    ending,
+    plain,
+    refusal,
+    sse,
+    tokens,
+)
+
+LONG_S = 30.0
+"""Longer than any test: whatever waits for it has to be hung up on."""
+
+
+def run(script: Any, folder: Path, requests: Any = None, **kwargs: Any) -> tuple[Driven, list[Seen]]:
+    async def go() -> tuple[Driven, list[Seen]]:
+        async with ScriptServer(script) as server:
+            driven = await drive(server.base_url, requests or [request()], folder, **kwargs)
+            await settled(server)
+            return driven, server.seen
+
+    return asyncio.run(go())
+
+
+async def settled(server: ScriptServer) -> None:
+    """Until the server has noticed every hang-up; the connections of a closed session are gone too."""
+    async with asyncio.timeout(5):
+        while server.open_connections:
+            await asyncio.sleep(0.005)
+
+
+SLOW = Script([Step("hang", LONG_S)])
+STALLS = Script([tokens(1), tokens(1), Step("hang")])
+ENDS = [
+    (answer(4), ("completed", None, 200)),
+    (refusal(400, "prompt too long"), ("failed", "http_400", 400)),
+    (refusal(404), ("failed", "http_404", 404)),
+    (refusal(500), ("failed", "http_500", 500)),
+    (refusal(429, code="queue_full"), ("rejected", "queue_full", 429)),
+    (refusal(503), ("rejected", "http_503", 503)),
+    (Script([plain(completion(finish="queue_timeout")), plain(DONE)]), ("rejected", "queue_timeout", 200)),
+    (Script([tokens(1), plain(sse({"error": {"message": "boom"}}))]), ("failed", "error_event", 200)),
+    (Script([tokens(1), plain(b"data: {oops\n\n")]), ("failed", "malformed", 200)),
+    (Script([tokens(1)]), ("failed", "ended_early", 200)),
+    (Script([tokens(1), Step("close")]), ("failed", "reset", 200)),
+    (Script([tokens(1), Step("reset", 0.05)]), ("failed", "reset", 200)),
+    (Script([Step("reset")], head_after_s=0.02), ("failed", "reset", None)),
+    (Script([tokens(1), plain(completion(finish="length")), Step("close")]), ("completed", None, 200)),
+]
+
+
+@pytest.mark.parametrize(("script", "wanted"), ENDS)
+def test_outcome(tmp_path: Path, script: Script, wanted: tuple[str, str | None, int | None]) -> None:
+    record = run(script, tmp_path)[0].only
+    if wanted[2] is None:  # whether the head was still read before the reset is the kernel's choice
+        assert (record.outcome, record.reason) == wanted[:2]
+    else:
+        assert (record.outcome, record.reason, record.status) == wanted
+    assert (record.error is None) == (record.outcome == "completed" or record.reason == "queue_timeout")
+
+
+def test_a_refusal_shows_what_the_server_said(tmp_path: Path) -> None:
+    record = run(refusal(400, "max_tokens=7 is too much"), tmp_path)[0].only
+    assert record.error is not None
+    assert "max_tokens=7 is too much" in record.error
+    assert record.output_tokens is None
+    assert record.chunk_ns == ()
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    driven = asyncio.run(drive(f"http://127.0.0.1:{port}", every(0.01, 3), tmp_path))
+    assert {(r.outcome, r.reason) for r in driven.records.values()} == {("failed", "connect")}
+    assert driven.result.sent == 0
+
+
+NO_HEAD = Script([], head_after_s=LONG_S)
+HANG_UPS = [
+    (SLOW, "before_first_token", 0.1, 0),
+    (NO_HEAD, "before_first_token", 0.1, 0),
+    (NO_HEAD, "after_s", 0.1, 0),
+    (STALLS, "after_s", 0.2, 2),
+    (STALLS, "after_tokens", 2, 2),
+    (Script([tokens(5), Step("hang")]), "after_tokens", 2, 1),
+]
+
+
+@pytest.mark.parametrize(("script", "kind", "value", "chunks"), HANG_UPS)
+def test_a_user_hangs_up(tmp_path: Path, script: Script, kind: str, value: float, chunks: int) -> None:
+    driven, (seen,) = run(script, tmp_path, [request(cancel_kind=kind, cancel_value=value)])
+    record = driven.only
+    assert (record.outcome, record.reason) == ("cancelled", kind)
+    assert len(record.chunk_ns) == chunks
+    assert seen.closed_ns is not None
+    assert seen.ended_ns is None
+    assert record.end_ns is not None
+    assert record.send_ns is not None
+    assert seen.closed_ns > driven.t0_ns + record.send_ns
+    if kind != "after_tokens":
+        assert record.end_ns - record.send_ns > 0.09e9
+    assert record.output_tokens == (sum(record.chunk_tokens) or None)
+
+
+def test_a_token_in_time_keeps_the_user(tmp_path: Path) -> None:
+    script = Script([tokens(1), tokens(1, 0.3), *ending(2)])
+    driven, _ = run(script, tmp_path, [request(cancel_kind="before_first_token", cancel_value=0.15)])
+    assert driven.only.outcome == "completed"
+
+
+def test_an_answer_that_ends_first_is_completed(tmp_path: Path) -> None:
+    requests = [
+        request(0, cancel_kind="after_tokens", cancel_value=4),
+        request(1, cancel_kind="after_s", cancel_value=LONG_S),
+    ]
+    # The last tokens, finish_reason and [DONE] are one write: there is nobody left to hang up on.
+    whole = b"".join(step.data for step in answer(4).steps)
+    driven, _ = run(Script([Step("tokens", 0.0, whole, 4)]), tmp_path, requests)
+    assert {r.outcome for r in driven.records.values()} == {"completed"}
+
+
+@pytest.mark.parametrize("script", [SLOW, STALLS, Script([], head_after_s=LONG_S)])
+def test_patience_ends(tmp_path: Path, script: Script) -> None:
+    """The request's own patience stands before load.timeout_s."""
+    requests = [request(0, timeout_s=0.1), request(1)]
+    driven, seen = run(script, tmp_path, requests, timeout_s=0.4)
+    first, second = (driven.records[f"r00000{i}"] for i in range(2))
+    assert {(r.outcome, r.reason) for r in (first, second)} == {("timed_out", "client_timeout")}
+    assert all(s.closed_ns is not None for s in seen)
+    assert first.end_ns is not None
+    assert second.end_ns is not None
+    assert first.end_ns < second.end_ns
+
+
+def test_stop_cuts_off_what_is_open_and_what_has_not_left(tmp_path: Path) -> None:
+    async def go() -> tuple[Driven, list[Seen], float]:
+        stop = asyncio.Event()
+
+        def on_event(what: str, record: RequestRecord | None) -> None:
+            if what == "ended":
+                asyncio.get_running_loop().call_later(0.05, stopped)
+
+        def stopped() -> None:
+            nonlocal at
+            at = at or time.monotonic()
+            stop.set()
+
+        at = 0.0
+        scripts = [answer(2), STALLS, SLOW]
+        async with ScriptServer(lambda body, number: scripts[number]) as server:
+            requests = [*every(0.0, 3), request(3, LONG_S)]
+            driven = await drive(server.base_url, requests, tmp_path, stop=stop, on_event=on_event)
+            took = time.monotonic() - at
+            await settled(server)
+            return driven, server.seen, took
+
+    driven, seen, took = asyncio.run(go())
+    ends = {i: (r.outcome, r.reason) for i, r in driven.records.items()}
+    assert sorted(ends.values(), key=str) == [
+        ("completed", None),
+        ("cut_off", "in_flight"),
+        ("cut_off", "in_flight"),
+        ("cut_off", "not_sent"),
+    ]
+    unsent = driven.records["r000003"]
+    assert (unsent.dispatch_ns, unsent.send_ns, unsent.end_ns) == (None, None, None)
+    assert unsent.intended_ns == round(LONG_S * 1e9)
+    assert driven.closed
+    assert driven.result.incomplete_reason == "interrupted"
+    assert sum(s.closed_ns is not None for s in seen) == 2
+    assert took < 2
+
+
+def test_a_dead_server_ends_the_load(tmp_path: Path) -> None:
+    """harness_peers 2b.25: the server dies mid-run with answers open and most of the schedule ahead."""
+
+    async def go() -> tuple[Driven, float]:
+        async with ScriptServer(STALLS) as server:
+            died = 0.0
+
+            async def kill() -> None:
+                nonlocal died
+                await asyncio.sleep(0.3)
+                await server.stop()
+                died = time.monotonic()
+
+            killer = asyncio.create_task(kill())
+            driven = await drive(server.base_url, [*every(0.05, 100), request(100, LONG_S)], tmp_path)
+            await killer
+            return driven, time.monotonic() - died
+
+    driven, took = asyncio.run(go())
+    assert took < 10
+    assert driven.result.incomplete_reason is not None
+    assert driven.result.incomplete_reason.startswith("server unreachable")
+    reasons = {(r.outcome, r.reason) for r in driven.records.values()}
+    assert {("failed", "reset"), ("failed", "connect"), ("cut_off", "not_sent")} <= reasons
+    assert driven.closed
+    assert driven.result.scheduled == 101
+
+
+def test_a_server_that_refuses_for_a_moment_does_not_end_the_load(tmp_path: Path) -> None:
+    scripts = {0: Script([tokens(1), Step("reset", 0.01)])}
+    driven, _ = run(lambda body, n: scripts.get(n, answer(2)), tmp_path, every(0.05, 10))
+    assert driven.result.incomplete_reason is None
+    assert driven.result.counts["completed"] == 9
+
+
+def test_a_full_disk_ends_the_load_and_keeps_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+    real = RequestLog.append
+
+    def append(log: RequestLog, record: RequestRecord) -> None:
+        nonlocal written
+        written += 1
+        if written == 4:
+            log._file.close()
+            log._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+        real(log, record)
+
+    monkeypatch.setattr(RequestLog, "append", append)
+    with pytest.raises(AssertionError):  # drive() counts the records: the fourth and later are not on file
+        run(answer(2), tmp_path, [*every(0.02, 6), request(6, LONG_S)])
+    from harness.records import read_request_file
+
+    file = read_request_file(tmp_path / "requests.jsonl")
+    assert len(file.records) == 3
+    assert not file.closed
+
+
+def test_a_request_that_this_client_cannot_send_is_a_record_too(tmp_path: Path) -> None:
+    class Broken:
+        async def post(self, path: str, body: bytes, sink: Any) -> None:
+            raise ZeroDivisionError("a bug")
+
+        async def close(self) -> None: ...
+
+    from harness.loadgen import run as run_module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "AiohttpTransport", lambda *args: Broken())
+        driven = asyncio.run(drive("http://127.0.0.1:1", [request()], tmp_path))
+    assert (driven.only.outcome, driven.only.reason) == ("failed", "client_error")
+    assert driven.only.error == "ZeroDivisionError: a bug"
+
+
+steps = st.sampled_from(
+    [
+        tokens(1),
+        tokens(3),
+        tokens(2, with_ids=False),
+        plain(completion()),
+        plain(completion(finish="stop")),
+        plain(DONE),
+        plain(b"data: {bad\n\n"),
+        plain(b": ping\n\n"),
+        plain(sse({"error": "x"})),
+        Step("reset"),
+        Step("close"),
+        Step("hang"),
+        tokens(1, 0.02),
+    ]
+)
+scripts = st.builds(
+    Script,
+    st.lists(steps, max_size=6),
+    status=st.sampled_from([200, 200, 200, 200, 400, 429, 503]),
+    split=st.sampled_from([None, 1, 5]),
+    head_after_s=st.sampled_from([0.0, 0.0, 0.02]),
+)
+patience = st.sampled_from(
+    [
+        {},
+        {"cancel_kind": "before_first_token", "cancel_value": 0.01},
+        {"cancel_kind": "after_tokens", "cancel_value": 2},
+        {"cancel_kind": "after_s", "cancel_value": 0.015},
+        {"timeout_s": 0.02},
+        {"stream": False},
+    ]
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(scripts, patience, st.sampled_from([0.0, 0.005, 0.03])), min_size=1, max_size=6),
+    st.sampled_from([("open", None), ("open", 1), ("closed", 2)]),
+    st.sampled_from([None, 0.0, 0.02]),
+)
+def test_every_request_is_accounted_for(
+    tmp_path: Path, plan: list[Any], mode: tuple[str, int | None], stop_after_s: float | None
+) -> None:
+    """Whatever a server does and a user wants: one record each, outcomes that add up (checked by drive)."""
+    requests = [request(i, round(sum(p[2] for p in plan[: i + 1]), 4), **p[1]) for i, p in enumerate(plan)]
+
+    async def go() -> Driven:
+        stop = asyncio.Event()
+        if stop_after_s is not None:
+            asyncio.get_running_loop().call_later(stop_after_s, stop.set)
+
+        def script(body: dict[str, Any], number: int) -> Script:
+            return plan[int(body["batchmark"]["id"][1:])][0]
+
+        async with ScriptServer(script) as server:
+            return await drive(
+                server.base_url,
+                requests,
+                tmp_path,
+                stop=stop,
+                timeout_s=0.1,
+                kind=mode[0],
+                concurrency=mode[1],
+            )
+
+    driven = asyncio.run(go())
+    assert driven.closed
+    assert set(driven.records) == {r.id for r in requests}
+    assert (driven.result.incomplete_reason is not None) == (driven.result.incomplete_reason == "interrupted")
+    if driven.result.incomplete_reason is None:
+        assert not driven.result.counts["cut_off"]

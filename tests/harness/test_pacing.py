@@ -1,0 +1,214 @@
+"""When requests leave. Times are compared with the schedule and with the server's log."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.loadgen import LoadError, LoadSettings
+from harness.loadgen import pacing as pacing_module
+from harness.loadgen.pacing import Alarm, open_loop
+from tests.support.load import Driven, drive, every, request
+from tests.support.script_server import Script, ScriptServer, answer, ending, tokens
+
+NS = 1e9
+
+
+def run(script, folder: Path, schedule, **kwargs) -> tuple[Driven, ScriptServer]:
+    async def go():
+        async with ScriptServer(script) as server:
+            return await drive(server.base_url, schedule, folder, **kwargs), server
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize("timerfd", [True, False])
+def test_the_alarm_is_never_early(monkeypatch: pytest.MonkeyPatch, timerfd: bool) -> None:
+    if not timerfd:
+        monkeypatch.setattr(pacing_module, "_timerfd_create", lambda: None)
+
+    async def go() -> list[int]:
+        start = time.monotonic_ns()
+        late = []
+        with Alarm() as alarm:
+            for k in range(-2, 60):
+                target = start + k * 1_500_000
+                await alarm.until(target)
+                late.append(time.monotonic_ns() - target)
+        return late
+
+    late = asyncio.run(go())
+    assert len(late) == 62
+    assert min(late) >= 0
+
+
+def test_lateness_of_one_arrival_is_not_handed_on() -> None:
+    """harness_peers 2a.4: 400 arrivals at 200/s with a hold-up of 100 ms in the middle. Each intended time is
+    the schedule's own; the backlog leaves at once, and the arrivals after it are on time again."""
+    launched: list[tuple[int, int]] = []
+
+    async def nothing() -> None: ...
+
+    def launch(request, intended_ns):
+        launched.append((intended_ns, time.monotonic_ns()))
+        if len(launched) == 200:
+            time.sleep(0.1)
+        return asyncio.get_running_loop().create_task(nothing())
+
+    requests = every(0.005, 400)
+    t0_ns = time.monotonic_ns() + 10_000_000
+    asyncio.run(open_loop(requests, t0_ns=t0_ns, launch=launch, prepare=lambda: False))
+    assert [i for i, _ in launched] == [t0_ns + round(r.arrival_s * NS) for r in requests]
+    late = [at - intended for intended, at in launched]
+    assert min(late) >= 0
+    assert late[200] > 0.09 * NS  # the hold-up was real
+    # Relative sleeps would leave the whole second half as late.
+    assert min(late[300:]) < late[200] / 3
+
+
+def test_sends_keep_the_rate_of_the_schedule(tmp_path: Path) -> None:
+    driven, server = run(answer(1), tmp_path, every(0.005, 300))
+    assert driven.result.counts["completed"] == 300
+    # Relative sleeps would leave every one of the last sends late by 300 rounding errors of a timer.
+    late = [server.by_id(r.id).received_ns - driven.t0_ns - r.intended_ns for r in driven.records.values()]
+    assert min(late) > 0
+    assert min(late[-60:]) < 0.05 * NS
+    assert sorted(s.body["batchmark"]["id"] for s in server.seen) == sorted(driven.records)
+    for record in driven.records.values():
+        assert record.intended_ns == round(int(record.id[1:]) * 0.005 * NS)
+        assert record.dispatch_ns is not None
+        assert record.dispatch_ns >= record.intended_ns
+
+
+def test_no_arrival_waits_for_another_ones_answer(tmp_path: Path) -> None:
+    """The first answer takes longer than the whole schedule."""
+    slow = Script([tokens(1, 0.6), *ending(1)])
+    driven, server = run(lambda body, n: slow if n == 0 else answer(1), tmp_path, every(0.01, 20))
+    first = server.by_id("r000000")
+    assert first.ended_ns is not None
+    assert all(s.received_ns < first.sends[0][0] for s in server.seen)
+    assert driven.result.counts["completed"] == 20
+
+
+def test_a_cap_is_seen_from_the_intended_time_and_not_from_the_send(tmp_path: Path) -> None:
+    """harness_peers 2a.2: 8 requests, service S, arrivals every S/5, a cap of 1. From the send every answer
+    takes about S; from the schedule, request i takes S + i * 4/5 S."""
+    service, gap = 0.1, 0.02
+    driven, server = run(Script([tokens(1, service), *ending(1)]), tmp_path, every(gap, 8), concurrency=1)
+    assert server.peak == 1
+    from_intended, from_send, truth = [], [], []
+    free_ns = 0
+    for k, (name, record) in enumerate(sorted(driven.records.items())):
+        seen = server.by_id(name)
+        assert record.send_ns is not None
+        assert record.intended_ns == round(k * gap * NS)
+        assert record.send_ns >= free_ns  # its place came free with the end of the one before
+        assert record.end_ns is not None
+        free_ns = record.end_ns
+        from_intended.append(record.chunk_ns[-1] - record.intended_ns)
+        from_send.append(record.chunk_ns[-1] - record.send_ns)
+        truth.append(seen.sends[-1][0] - driven.t0_ns - record.intended_ns)
+    assert statistics.mean(from_intended) == pytest.approx(statistics.mean(truth), rel=0.1)
+    assert statistics.mean(truth) > (service + 3.5 * (service - gap)) * NS * 0.99
+    assert min(from_send) >= service * NS * 0.99
+    assert statistics.median(from_send) < statistics.median(from_intended) / 2
+
+
+def test_in_a_closed_loop_a_slow_answer_holds_only_its_own_place(tmp_path: Path) -> None:
+    """harness_peers 2a.24: one slow answer among 8 places; the other 7 keep turning over."""
+    slow = Script([tokens(1, 0.7), *ending(1)])
+    quick = Script([tokens(1, 0.02), *ending(1)])
+    driven, server = run(
+        lambda body, n: slow if n == 3 else quick, tmp_path, every(0.0, 64), kind="closed", concurrency=8
+    )
+    assert server.peak == 8
+    held = next(s for s in server.seen if s.sends and s.sends[0][0] - s.received_ns > 0.6 * NS)
+    meanwhile = [s for s in server.seen if held.received_ns < s.received_ns < held.sends[0][0]]
+    assert len(meanwhile) > 40
+    assert driven.result.counts["completed"] == 64
+
+
+def test_in_a_closed_loop_a_request_is_due_when_its_place_comes_free(tmp_path: Path) -> None:
+    driven, server = run(
+        Script([tokens(1, 0.03), *ending(1)]), tmp_path, every(0.0, 9), kind="closed", concurrency=3
+    )
+    assert server.peak == 3
+    ends = [r.end_ns for r in driven.records.values()]
+    by_id = dict(sorted(driven.records.items()))
+    first, later = list(by_id.values())[:3], list(by_id.values())[3:]
+    assert [r.intended_ns for r in first] == [0, 0, 0]
+    for record in later:
+        before = max(e for e in ends if e is not None and e <= record.intended_ns)
+        assert record.intended_ns >= before
+        assert record.dispatch_ns is not None
+        assert record.dispatch_ns >= record.intended_ns
+
+
+def test_duration_stops_the_sending_and_waits_for_the_answers(tmp_path: Path) -> None:
+    script = Script([tokens(1, 0.2), *ending(1)])
+    driven, server = run(script, tmp_path, every(0.03, 40), duration_s=0.3)
+    assert set(driven.records) == {f"r{i:06d}" for i in range(10)}
+    assert driven.result.counts["completed"] == len(server.seen) == 10
+    assert driven.result.incomplete_reason is None
+    closed, server = run(script, tmp_path, every(0.0, 100), kind="closed", concurrency=2, duration_s=0.5)
+    assert 2 <= closed.result.scheduled == len(server.seen) < 100
+    assert closed.result.counts["completed"] == closed.result.scheduled
+    assert all(r.intended_ns < 0.5 * NS for r in closed.records.values())
+
+
+def test_a_closed_loop_that_runs_dry_says_so(tmp_path: Path) -> None:
+    driven, _ = run(answer(1), tmp_path, every(0.0, 3), kind="closed", concurrency=2, duration_s=30)
+    assert driven.result.counts["completed"] == 3
+    (note,) = driven.result.notes
+    assert note.startswith("load.duration_s=30: all 3 requests had ended")
+
+
+def test_requests_counts_the_first_n(tmp_path: Path) -> None:
+    for kind in ("open", "closed"):
+        driven, server = run(answer(1), tmp_path, every(0.0, 9), requests=4, kind=kind, concurrency=2)
+        assert set(driven.records) == {f"r{i:06d}" for i in range(4)}
+        assert len(server.seen) == 4
+
+
+def test_an_empty_schedule_is_an_empty_run(tmp_path: Path) -> None:
+    driven, _ = run(answer(1), tmp_path, [])
+    assert (driven.result.scheduled, driven.records, driven.closed) == (0, {}, True)
+
+
+def test_three_hundred_at_once(tmp_path: Path) -> None:
+    """A burst: no limit on connections, each one under way at the same time, none lost."""
+    driven, server = run(Script([tokens(1, 1.0), *ending(1)]), tmp_path, every(0.0, 300))
+    assert driven.result.counts["completed"] == 300
+    assert server.peak > 250
+
+
+def test_event_loop_lag_is_seen(tmp_path: Path) -> None:
+    def hold_up(what, record) -> None:
+        if what == "ended":
+            time.sleep(0.2)
+
+    driven, _ = run(answer(1), tmp_path, [request(0), request(1, 0.5)], on_event=hold_up)
+    assert max(driven.result.loop_lag_ms) > 100
+    assert driven.result.cpu_s > 0
+    assert driven.result.sent == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"kind": "half-open"}, "load=half-open: choose from open, closed"),
+        ({"kind": "closed"}, "load.concurrency=null"),
+        ({"concurrency": 0}, "load.concurrency=0: needs a number above 0"),
+        ({"timeout_s": -1}, "load.timeout_s=-1"),
+        ({"duration_s": 0}, "load.duration_s=0"),
+    ],
+)
+def test_settings_that_cannot_work(values, says: str) -> None:
+    with pytest.raises(LoadError) as error:
+        LoadSettings(run_id="x", **values)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
