@@ -27,7 +27,7 @@ OUTCOME_COLOURS = {
 }
 MAX_POINTS = 400
 """Points of a line: what a screen can show. A curve of more is thinned evenly and keeps both ends."""
-MAX_MARKERS = 4000
+MAX_MARKERS = 3000
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def over_time(runs: Sequence[Series], column: str, title: str, unit: str = "ms")
             keep = keep[_thin(len(keep), MAX_MARKERS)]
         traces.append(
             {
-                "type": "scattergl" if len(keep) > 1500 else "scatter",
+                "type": "scatter",
                 "mode": "markers",
                 "name": run.name,
                 "x": _floats(x[keep]),
@@ -159,13 +159,13 @@ def step_times(runs: Sequence[Series]) -> Any:
         ms = run.step("duration_ns")
         tokens = run.step("prefill_tokens") + run.step("decode_tokens")
         keep = np.flatnonzero(np.isfinite(ms) & (tokens > 0))
-        if len(keep) > MAX_MARKERS // 2:
-            keep = keep[_thin(len(keep), MAX_MARKERS // 2)]
+        if len(keep) > MAX_MARKERS:
+            keep = keep[_thin(len(keep), MAX_MARKERS)]
         if not len(keep):
             continue
         traces.append(
             {
-                "type": "scattergl",
+                "type": "scatter",
                 "mode": "markers",
                 "name": run.name,
                 "x": _floats(tokens[keep]),

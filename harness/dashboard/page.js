@@ -6,14 +6,30 @@
     const style = getComputedStyle(root);
     return { ink: style.getPropertyValue("--ink").trim(), line: style.getPropertyValue("--line").trim(), card: style.getPropertyValue("--card").trim() };
   };
+  // The same hues, lighter on a dark ground, where the deep ones would sink.
+  const LIGHTER = { "#0072B2": "#5db3e8", "#D55E00": "#ff8a3d", "#009E73": "#35c99b", "#CC79A7": "#e39cc4", "#8A6FDF": "#ab97f0" };
+  const shade = (colour) => (root.dataset.theme === "dark" && LIGHTER[colour]) || colour;
+  const shaded = (trace) => ({
+    ...trace,
+    ...(trace.line ? { line: { ...trace.line, color: shade(trace.line.color) } } : {}),
+    ...(trace.marker ? { marker: { ...trace.marker, color: shade(trace.marker.color) } } : {}),
+  });
+  // A logarithmic axis of one decade needs its 2 and 5 labelled; one of many only its powers of ten.
+  const decades = (figure, key) => {
+    const values = figure.data.flatMap((trace) => trace[key]).filter((v) => v > 0);
+    return values.length ? Math.log10(Math.max(...values) / Math.min(...values)) : 0;
+  };
+  const logTicks = (figure, key, line) => ({
+    dtick: decades(figure, key) < 2.5 ? "D2" : 1, minor: { ticks: "outside", ticklen: 3, tickcolor: line },
+  });
   const layout = (figure) => {
     const c = colours();
     const axis = { gridcolor: c.line, zerolinecolor: c.line, linecolor: c.line, automargin: true };
     const many = figure.data.length > 1;
     return {
       ...figure.layout,
-      xaxis: { ...axis, ...figure.layout.xaxis, exponentformat: "none", ...(figure.layout.xaxis.type === "log" ? { dtick: 1, minor: { ticks: "outside", ticklen: 3, tickcolor: c.line } } : {}) },
-      yaxis: { ...axis, ...figure.layout.yaxis, exponentformat: "none", ...(figure.layout.yaxis.type === "log" ? { dtick: 1 } : {}) },
+      xaxis: { ...axis, ...figure.layout.xaxis, exponentformat: "none", ...(figure.layout.xaxis.type === "log" ? logTicks(figure, "x", c.line) : {}) },
+      yaxis: { ...axis, ...figure.layout.yaxis, exponentformat: "none", ...(figure.layout.yaxis.type === "log" ? logTicks(figure, "y", c.line) : {}) },
       paper_bgcolor: c.card, plot_bgcolor: c.card, font: { color: c.ink, size: 12, family: "system-ui,DejaVu Sans,sans-serif" },
       margin: { l: 10, r: 12, t: 8, b: 10 }, showlegend: many, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
       hoverlabel: { namelength: -1 },
@@ -22,7 +38,8 @@
   const options = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
   const draw = (theme) => {
     root.dataset.theme = theme;
-    for (const figure of FIGURES) Plotly.react(figure.id, figure.data, layout(figure), options);
+    for (const dot of document.querySelectorAll(".dot")) dot.style.background = shade(dot.dataset.colour);
+    for (const figure of FIGURES) Plotly.react(figure.id, figure.data.map(shaded), layout(figure), options);
   };
   draw(stored || preferred());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(preferred()));

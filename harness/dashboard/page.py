@@ -10,12 +10,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from harness.comparison import compare
 from harness.dashboard import figures
 from harness.dashboard.figures import COLOURS, Series
 from harness.dashboard.table import figure_table
 from harness.metrics.latency import chunk_table, per_request
 from harness.metrics.run import Run, load_run
-from harness.metrics.summary import summarize
 
 PLOT_HEIGHT = 300
 
@@ -39,8 +39,7 @@ def write_dashboard(run_dirs: Sequence[Path], out: Path) -> Path:
     """Write the page for these run directories; the first is the reference. Raises DashboardError."""
     if not run_dirs:
         raise DashboardError("no run directory given")
-    shown = _named([_load(Path(path)) for path in run_dirs])
-    html = render(shown)
+    html = render([Path(path) for path in run_dirs])
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -52,10 +51,19 @@ def write_dashboard(run_dirs: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def render(shown: Sequence[Shown]) -> str:
+def render(run_dirs: Sequence[Path]) -> str:
+    """The page as text. Raises DashboardError for a folder that holds no run."""
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
+    for path in run_dirs:
+        if not (path / "meta.json").is_file():
+            raise DashboardError(f"{path} is not a run directory: it has no meta.json")
+    comparison = compare(run_dirs)
+    shown = [
+        _shown(name, path, summary)
+        for name, path, summary in zip(comparison.names, run_dirs, comparison.summaries, strict=True)
+    ]
     sections, drawn = _sections([s.series for s in shown])
     shared, differing = _settings(shown)
     folder = resources.files("harness.dashboard")
@@ -65,9 +73,9 @@ def render(shown: Sequence[Shown]) -> str:
     return page.render(
         title=_title(shown),
         subtitle=_subtitle(shown),
-        banners=_banners(shown),
+        banners=_banners(shown, comparison.mismatches),
         runs=[{"name": s.name, "colour": COLOURS[i % len(COLOURS)]} for i, s in enumerate(shown)],
-        table=figure_table([s.summary for s in shown]),
+        table=figure_table(comparison.summaries, comparable=comparison.comparable),
         sections=sections,
         shared=shared,
         differing=differing,
@@ -79,26 +87,9 @@ def render(shown: Sequence[Shown]) -> str:
     )
 
 
-def _load(path: Path) -> tuple[Run, dict[str, Any]]:
-    if not (path / "meta.json").is_file():
-        raise DashboardError(f"{path} is not a run directory: it has no meta.json")
+def _shown(name: str, path: Path, summary: dict[str, Any]) -> Shown:
     run = load_run(path)
-    return run, summarize(run)
-
-
-def _named(loaded: list[tuple[Run, dict[str, Any]]]) -> list[Shown]:
-    """Short names: the engine's where that tells the runs apart, else with whatever setting does."""
-    engines = [str(summary.get("engine") or "?") for _, summary in loaded]
-    names = list(engines)
-    if len(set(names)) < len(names):
-        names = [
-            f"{engine} · {run.meta.get('run') or run.path.name}"
-            for engine, (run, _) in zip(engines, loaded, strict=True)
-        ]
-    return [
-        Shown(name, run, summary, _flat_config(run.path), _series(name, run, summary))
-        for name, (run, summary) in zip(names, loaded, strict=True)
-    ]
+    return Shown(name, run, summary, _flatten(run.config), _series(name, run, summary))
 
 
 def _series(name: str, run: Run, summary: dict[str, Any]) -> Series:
@@ -123,9 +114,7 @@ def _sections(runs: Sequence[Series]) -> tuple[list[dict[str, Any]], list[dict[s
             [
                 figures.cdf(runs, "ttft_ms", "Time to first token"),
                 figures.cdf(runs, "tpot_ms", "Time per output token"),
-                figures.cdf(
-                    runs, "normalized_ms", "Normalized latency: end to end over output tokens", "ms/token"
-                ),
+                figures.cdf(runs, "normalized_ms", "Normalized latency: E2E over output tokens", "ms/token"),
                 figures.cdf(runs, "gap_ms", "Gap between chunks"),
             ],
         ),
@@ -160,7 +149,7 @@ def _sections(runs: Sequence[Series]) -> tuple[list[dict[str, Any]], list[dict[s
 
 def _title(shown: Sequence[Shown]) -> str:
     workloads = list(dict.fromkeys(str(s.summary.get("workload") or "?") for s in shown))
-    engines = list(dict.fromkeys(s.name.split(" · ")[0] for s in shown))
+    engines = list(dict.fromkeys(s.name.split(" #")[0] for s in shown))
     return f"{', '.join(workloads)} on {', '.join(engines)}"
 
 
@@ -176,16 +165,14 @@ def _subtitle(shown: Sequence[Shown]) -> str:
     return " · ".join(p for p in parts if p)
 
 
-def _banners(shown: Sequence[Shown]) -> list[dict[str, Any]]:
+def _banners(shown: Sequence[Shown], mismatches: Sequence[str]) -> list[dict[str, Any]]:
     banners = []
     for s in shown:
         if not s.summary.get("valid", False):
             lines = list(s.summary.get("invalid_reasons") or ["no reason given"])
             banners.append({"kind": "bad", "title": f"{s.name}: this run is not valid", "lines": lines})
-    hashes = {(s.run.meta.get("fingerprint") or {}).get("schedule") for s in shown}
-    if len(hashes) > 1:
-        line = "The runs did not replay the same schedule: differences may come from the traffic."
-        banners.append({"kind": "warn", "title": "Not comparable", "lines": [line]})
+    if mismatches:
+        banners.append({"kind": "warn", "title": "Not comparable", "lines": list(mismatches)})
     return banners
 
 
@@ -205,16 +192,6 @@ def _settings(shown: Sequence[Shown]) -> tuple[list[dict[str, str]], list[dict[s
 def _host(shown: Shown) -> list[dict[str, str]]:
     flat = _flatten({"host": shown.run.meta.get("host") or {}, "server": shown.run.meta.get("server") or {}})
     return [{"key": key, "value": value} for key, value in flat.items()]
-
-
-def _flat_config(path: Path) -> dict[str, str]:
-    from omegaconf import OmegaConf
-
-    try:
-        config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"), resolve=True)
-    except Exception:  # a damaged file costs this table, never the page
-        return {}
-    return _flatten(config) if isinstance(config, dict) else {}
 
 
 def _flatten(value: dict[Any, Any], prefix: str = "") -> dict[str, str]:

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from harness.comparison import BETTER, WORSE, Row, is_reliable, judge
 from harness.table import lookup, number, percent, why_null
-
-MEANINGFUL = 0.02
-"""A change below this share is shown without a verdict: runs differ by as much from one to the next."""
-
-
-class Row(NamedTuple):
-    label: str
-    path: str
-    better: str = ""  # "lower", "higher", or "": neither
-    share: bool = False  # a share from 0 to 1, shown as a percentage
-
 
 GROUPS: tuple[tuple[str, tuple[Row, ...]], ...] = (
     (
@@ -37,8 +27,8 @@ GROUPS: tuple[tuple[str, tuple[Row, ...]], ...] = (
     (
         "What came out",
         (
-            Row("completed", "counts.completed"),
-            Row("scheduled", "counts.scheduled"),
+            Row("completed", "counts.completed", None),
+            Row("scheduled", "counts.scheduled", None),
             Row("requests/s", "throughput.requests_per_s", "higher"),
             Row("output tokens/s", "throughput.output_tokens_per_s", "higher"),
             Row("goodput, requests/s", "throughput.goodput_rps", "higher"),
@@ -49,67 +39,43 @@ GROUPS: tuple[tuple[str, tuple[Row, ...]], ...] = (
         "What the engine did",
         (
             Row("useful tokens", "steps.useful_token_fraction", "higher", share=True),
-            Row("sequences in a step, mean", "steps.batch_size_mean"),
-            Row("steps", "steps.count"),
-            Row("preemptions", "steps.preemptions"),
+            Row("sequences in a step, mean", "steps.batch_size_mean", None),
+            Row("steps", "steps.count", None),
+            Row("preemptions", "steps.preemptions", None),
             Row("recomputed tokens", "steps.recomputed_tokens", "lower"),
-            Row("KV blocks in use, mean", "steps.kv_live_mean"),
-            Row("KV blocks in use, most", "steps.kv_live_max"),
-            Row("device busy", "utilization.device_busy", "", share=True),
-            Row("GPU utilization, %", "utilization.gpu_util_pct"),
+            Row("KV blocks in use, mean", "steps.kv_live_mean", None),
+            Row("KV blocks in use, most", "steps.kv_live_max", None),
+            Row("device busy", "utilization.device_busy", None, share=True),
+            Row("GPU utilization, %", "utilization.gpu_util_pct", None),
             Row("host gap p50, ms", "steps.host_gap_ms.p50", "lower"),
         ),
     ),
 )
 
 
-def figure_table(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def figure_table(summaries: Sequence[dict[str, Any]], *, comparable: bool) -> list[dict[str, Any]]:
     """Groups of rows for the template: each cell has text, ratio, note (why it is null) and css."""
+    reference = summaries[0] if comparable else None
     return [
         {
             "title": title,
-            "rows": [
-                {"label": row.label, "cells": [_cell(row, s, summaries[0]) for s in summaries]}
-                for row in rows
-            ],
+            "rows": [{"label": r.label, "cells": [_cell(r, s, reference) for s in summaries]} for r in rows],
         }
         for title, rows in GROUPS
     ]
 
 
-def _cell(row: Row, summary: dict[str, Any], reference: dict[str, Any]) -> dict[str, str]:
+def _cell(row: Row, summary: dict[str, Any], reference: dict[str, Any] | None) -> dict[str, str]:
     value = lookup(summary, row.path)
     if value is None:
-        return {
-            "text": "–",
-            "ratio": "",
-            "css": "soft",
-            "note": why_null(summary, row.path) or "not measured",
-        }
-    reliable = _reliable(summary, row.path)
-    text = percent(value) if row.share else number(value)
-    ratio, css = _ratio(row, value, lookup(reference, row.path)) if summary is not reference else ("", "")
-    return {
-        "text": text if reliable else f"~{text}",
-        "ratio": ratio,
-        "css": css if reliable else f"{css} soft".strip(),
-        "note": "" if reliable else "too few samples for a 95 % interval",
-    }
-
-
-def _reliable(summary: dict[str, Any], path: str) -> bool:
-    block, _, name = path.rpartition(".")
-    marks = lookup(summary, f"{block}.reliable")
-    return bool(marks.get(name, True)) if isinstance(marks, dict) else True
-
-
-def _ratio(row: Row, value: Any, reference: Any) -> tuple[str, str]:
-    """How many times the reference, and whether that is better or worse."""
-    if not row.better or not isinstance(reference, (int, float)) or reference <= 0 or value < 0:
-        return "", ""
-    factor = value / reference
-    text = f"{factor:.2f}x" if factor < 10 else f"{factor:.0f}x"
-    if abs(factor - 1) < MEANINGFUL:
-        return text, ""
-    better = (factor < 1) == (row.better == "lower")
-    return f"{text} {'▲' if better else '▼'}", "better" if better else "worse"
+        reason = why_null(summary, row.path) or "not measured"
+        return {"text": "–", "ratio": "", "css": "soft", "note": reason}
+    text, ratio, css, note = percent(value) if row.share else number(value), "", "", ""
+    base = lookup(reference, row.path) if reference is not None and reference is not summary else None
+    if base:
+        verdict = judge(value, base, row.better)
+        mark = {"better": f" {BETTER}", "worse": f" {WORSE}"}.get(verdict or "", "")
+        ratio, css = f"{number(value / base)}x{mark}", verdict or ""
+    if not is_reliable(summary, row.path):
+        text, css, note = f"~{text}", f"{css} soft".strip(), "too few samples for a 95 % interval"
+    return {"text": text, "ratio": ratio, "css": css, "note": note}

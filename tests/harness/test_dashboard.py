@@ -1,0 +1,152 @@
+"""The page a person opens: what is on it, that it is safe, and that a browser draws it from disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.dashboard import write_dashboard
+from harness.dashboard.page import DashboardError
+from tests.support.run_factory import request, steady_requests, step, write_run
+
+COUNT_PATHS = "[...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('path').length)"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def make_run(folder: Path, engine: str = "continuous", *, gap: float = 0.02, **meta: object) -> Path:
+    rows = [*steady_requests(40, gap=gap), request(99, intended=4.0, outcome="cancelled", reason="after_s")]
+    steps = [step(i, start=i * 0.05, duration=0.04) for i in range(80)]
+    run = write_run(folder, rows, steps=steps, **{"engine": engine, **meta})
+    (run / "config.yaml").write_text(f"seed: 0\nengine: {{name: {engine}, max_num_seqs: 16}}\n")
+    return run
+
+
+def figures_of(page: str) -> list[dict]:
+    found = re.search(r"const FIGURES = (.*?);</script>", page, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_one_run_shows_every_chart_with_the_records_own_values(tmp_path: Path) -> None:
+    out = write_dashboard([make_run(tmp_path / "run")], tmp_path / "page.html")
+    figures = {f["title"]: f for f in figures_of(out.read_text())}
+    assert set(figures) == {
+        "Time to first token",
+        "Time per output token",
+        "Normalized latency: E2E over output tokens",
+        "Gap between chunks",
+        "Output throughput",
+        "Batch occupancy",
+        "KV cache in use",
+        "Iteration time",
+        "Outcomes",
+    }
+    gaps = figures["Gap between chunks"]["data"][0]
+    assert gaps["x"][0] == pytest.approx(20.0, rel=1e-3)
+    assert gaps["y"][-1] == 100.0
+    kv = figures["KV cache in use"]["data"][0]
+    assert max(kv["y"]) == pytest.approx(10.0)  # 10 live blocks of 100
+    throughput = figures["Output throughput"]["data"][0]
+    width = throughput["x"][1] - throughput["x"][0]
+    assert sum(throughput["y"]) * width == pytest.approx(40 * 11)  # every token, once
+    counted = {t["name"]: t["x"] for t in figures["Outcomes"]["data"]}
+    assert counted == {"completed": [40], "cancelled": [1]}
+
+
+def test_runs_of_one_schedule_are_compared_and_only_differing_settings_are_listed(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "a", "static", gap=0.04), make_run(tmp_path / "b", "chunked", gap=0.02)]
+    page = write_dashboard(runs, tmp_path / "page.html").read_text()
+    assert "0.50x ▲" in page  # TPOT halves
+    assert "Not comparable" not in page
+    differing = page[page.index("<h2>Configuration") : page.index("All settings")]
+    assert "engine.name" in differing
+    assert "engine.max_num_seqs" not in differing
+
+
+def test_runs_of_unlike_schedules_carry_a_warning_and_no_factors(tmp_path: Path) -> None:
+    other = {"schedule": "x" * 64, "config": "c" * 64, "host": "h" * 64, "device": "d" * 64}
+    runs = [make_run(tmp_path / "a", "static"), make_run(tmp_path / "b", "chunked", fingerprint=other)]
+    page = write_dashboard(runs, tmp_path / "page.html").read_text()
+    assert "Not comparable" in page
+    assert "▲" not in page.split("</tbody>")[0]
+
+
+def test_an_invalid_run_says_why_in_a_banner(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", complete=False, incomplete_reason="server died <b>now</b>")
+    page = write_dashboard([run], tmp_path / "page.html").read_text()
+    assert "this run is not valid" in page
+    assert "server died &lt;b&gt;now&lt;/b&gt;" in page
+
+
+def test_names_from_outside_cannot_end_the_script(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    page = write_dashboard([make_run(tmp_path / "run", evil)], tmp_path / "page.html").read_text()
+    assert "<script>alert(1)" not in page
+    assert figures_of(page)
+
+
+def test_a_run_without_a_single_answer_is_a_page_all_the_same(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [request(0, outcome="failed", error="HTTP 500", status=500)])
+    page = write_dashboard([run], tmp_path / "page.html").read_text()
+    assert [f["title"] for f in figures_of(page)] == ["Outcomes"]
+    assert "this run is not valid" in page
+
+
+def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DashboardError, match=r"not a run directory"):
+        write_dashboard([tmp_path], tmp_path / "page.html")
+    command = [
+        sys.executable,
+        "-m",
+        "harness.dashboard",
+        str(tmp_path / "nothing"),
+        "-o",
+        str(tmp_path / "x.html"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.e2e
+def test_a_browser_draws_every_chart_from_disk_without_the_network(tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        assert not os.environ.get("BATCHMARK_REQUIRE_CHROMIUM"), "chromium is not installed"
+        pytest.skip("chromium is not installed: the page is not opened in a browser")
+    from playwright.sync_api import sync_playwright
+
+    runs = [make_run(tmp_path / "a", "static", gap=0.04), make_run(tmp_path / "b", "chunked")]
+    out = write_dashboard(runs, tmp_path / "page.html")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        for width, scheme in ((1280, "light"), (390, "dark")):
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            problems: list[str] = []
+            asked: list[str] = []
+            page.on("pageerror", lambda error, seen=problems: seen.append(str(error)))
+            page.on("console", lambda m, seen=problems: seen.append(m.text) if m.type == "error" else None)
+            page.on("request", lambda r, seen=asked: seen.append(r.url))
+            page.goto(out.as_uri())
+            page.wait_for_function("document.querySelectorAll('.plot .main-svg').length > 0")
+            drawn = page.evaluate(COUNT_PATHS)
+            assert len(drawn) == 11
+            assert all(count > 0 for count in drawn)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is cut off
+            assert page.evaluate("document.documentElement.dataset.theme") == scheme
+            page.click("#theme")
+            assert page.evaluate("document.documentElement.dataset.theme") != scheme
+            assert problems == []
+            assert all(url.startswith(("file:", "data:", "blob:")) for url in asked)
+            page.close()
+        browser.close()
