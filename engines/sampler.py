@@ -30,7 +30,9 @@ def uniform(seed: int, step: int) -> float:
     """The number in [0, 1) at (seed, step) of a counter-based stream (Philox, Salmon et al. 2011): no state,
     so a preempted sequence draws the same tokens again."""
     mask = (1 << 64) - 1
-    bits = np.random.Philox(key=[seed & mask, 0], counter=[step & mask, 0, 0, 0]).random_raw()
+    key = np.array([seed & mask, 0], np.uint64)
+    counter = np.array([step & mask, 0, 0, 0], np.uint64)
+    bits = np.random.Philox(key=key, counter=counter).random_raw()
     return int(bits >> 11) * 2.0**-53
 
 

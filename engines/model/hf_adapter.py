@@ -13,11 +13,13 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalLM, PreTrainedConfig
 
 from engines.config import ConfigError
 from engines.model.base import ForwardContext, RowProbe
 from engines.model.config import ModelConfig
+from engines.model.transformers_import import import_transformers
+
+transformers = import_transformers()
 
 NAME = "batchmark_paged"
 _open_adapters = 0  # the registration belongs to the process, not to one model
@@ -170,16 +172,16 @@ class _AttentionProbe:
         rest[-1].zero_()
 
 
-def _hf_config(raw: dict[str, Any]) -> PreTrainedConfig:
+def _hf_config(raw: dict[str, Any]) -> Any:
     family = str(raw.get("model_type"))
-    if family not in CONFIG_MAPPING:
+    if family not in transformers.CONFIG_MAPPING:
         raise ConfigError(f"config.json: model_type={family} is unknown to this version of transformers")
     if raw.get("quantization_config"):
         raise ConfigError("config.json: quantization_config is set; only unquantised checkpoints run")
-    return CONFIG_MAPPING[family].from_dict(raw)
+    return transformers.CONFIG_MAPPING[family].from_dict(raw)
 
 
-def _shape(config: PreTrainedConfig) -> ModelConfig:
+def _shape(config: Any) -> ModelConfig:
     """What the runner needs to know of any decoder. Raises ConfigError."""
     text: Any = config.get_text_config(decoder=True)
     ropes = getattr(text, "rope_parameters", None) or {}
@@ -211,7 +213,7 @@ def _shape(config: PreTrainedConfig) -> ModelConfig:
 
 
 def _build(
-    config: PreTrainedConfig,
+    config: Any,
     weights: dict[str, torch.Tensor] | None,
     seed: int,
     device: torch.device,
@@ -220,7 +222,9 @@ def _build(
     """The transformers model. Its parameters take dtype; its buffers (rotary frequencies) stay in float32."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation=NAME, dtype=torch.float32
+        )
     if weights is not None:
         missing, unexpected = model.load_state_dict(weights, strict=False)
         tied = set(model.all_tied_weights_keys)
@@ -238,7 +242,7 @@ def _build(
 def _register() -> None:
     global _open_adapters
     if _open_adapters == 0:
-        AttentionInterface.register(NAME, paged_attention)
+        transformers.AttentionInterface.register(NAME, paged_attention)
     _open_adapters += 1
 
 
@@ -246,4 +250,4 @@ def _unregister() -> None:
     global _open_adapters
     _open_adapters -= 1
     if _open_adapters == 0:
-        AttentionInterface._global_mapping.pop(NAME, None)
+        transformers.AttentionInterface._global_mapping.pop(NAME, None)
