@@ -214,7 +214,7 @@ def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = N
 
 def null_notes(comparison: Comparison) -> list[str]:
     """Why figures are missing: a line for each run and reason."""
-    notes = []
+    notes: list[str] = []
     for name, summary in zip(comparison.names, comparison.summaries, strict=True):
         missing: dict[str, list[str]] = {}
         for row in ROWS:

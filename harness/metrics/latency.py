@@ -83,7 +83,7 @@ def per_request(requests: pd.DataFrame, slo: dict[str, Any] | None = None) -> pd
             np.isfinite(prompt), prompt, requests["planned_prompt_tokens"].to_numpy()
         )
         out["chunks"] = chunks
-        out["drained"] = streamed & (chunks == 1) & (opening > 1)
+        out["drained"] = streamed & (chunks == 1) & (n > 1)
         out["ttft_ms"] = (seen_first - intended) * MS
         out["ttft_send_ms"] = (seen_first - send) * MS
         out["tpot_ms"] = np.where(streamed, tpot, np.nan)

@@ -111,18 +111,12 @@ def describe_censored(values: Sequence[float] | Floats) -> dict[str, Any]:
 
 def weighted_quantiles(values: Floats, weights: Floats, qs: Sequence[float]) -> list[float]:
     """Linear-interpolation percentiles of a multiset given as sorted values with whole-number weights."""
-    ends = np.cumsum(weights)
-    total = ends[-1]
-    out = []
-    for q in qs:
-        position = q * (total - 1)
-        low = math.floor(position)
-        left = values[np.searchsorted(ends, low, side="right")]
-        right = values[
-            min(int(np.searchsorted(ends, min(low + 1, total - 1), side="right")), values.size - 1)
-        ]
-        out.append(float(left + (right - left) * (position - low)))
-    return out
+    ends = weights.cumsum()
+    positions = np.asarray(qs) * (ends[-1] - 1)
+    lows = np.floor(positions)
+    left = values[ends.searchsorted(lows, side="right")]
+    right = values[ends.searchsorted(np.minimum(lows + 1, ends[-1] - 1), side="right")]
+    return (left + (right - left) * (positions - lows)).tolist()
 
 
 def describe_pooled(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def load_run(run_dir: str | Path) -> Run:
     return Run(
         path=folder,
         meta=meta,
-        requests=request_frame(asdict(record) for record in file.records) if file else request_frame([]),
+        requests=request_frame([_fields(record) for record in file.records] if file else []),
         engine=engine,
         steps=steps,
         telemetry=_floats(telemetry, records.TELEMETRY_COLUMNS),
@@ -171,6 +171,11 @@ def _floats(frame: pd.DataFrame, columns: Mapping[str, str], t0: int = 0) -> pd.
                 (column - t0 if name in CLOCKED else column).to_numpy(np.float64, na_value=np.nan)
             )
     return pd.DataFrame(out)
+
+
+def _fields(record: records.RequestRecord) -> dict[str, Any]:
+    names = (*REQUEST_TEXT, *REQUEST_NUMBERS, "stream", "token_mismatch", "chunk_ns", "chunk_tokens")
+    return {name: getattr(record, name) for name in names}
 
 
 def _number(value: Any) -> float:

@@ -77,7 +77,8 @@ def steady_requests(
 
 
 def engine_request(row: dict[str, Any], *, admitted: float, **changes: Any) -> dict[str, Any]:
-    """The engine's line for a client's row: it arrived with the send, its tokens left when the client saw them."""
+    """The engine's line for a client's row: it arrived with the send, its tokens left when the client saw
+    them."""
     stamps = row["chunk_ns"]
     line: dict[str, Any] = {
         "seq_id": int(row["id"][1:]),
@@ -151,7 +152,14 @@ def default_meta(**changes: Any) -> dict[str, Any]:
         "device": "cpu",
         "fingerprint": {"schedule": "s" * 64, "config": "c" * 64, "host": "h" * 64, "device": "d" * 64},
         "server": {"num_kv_blocks": 101, "block_size": 16, "scheduler": "continuous"},
-        "host": {"cpu": "a CPU", "cores": 2, "memory_gb": 8.0, "os": "Linux", "python": "3.11", "packages": {}},
+        "host": {
+            "cpu": "a CPU",
+            "cores": 2,
+            "memory_gb": 8.0,
+            "os": "Linux",
+            "python": "3.11",
+            "packages": {},
+        },
         "engine_cpu_cores": 1,
         "clock_pairs": [[T0_NS, 5 * T0_NS], [T0_NS + ns(10), 5 * T0_NS + ns(10)]],
         "slo": {"ttft_ms": 2000, "tpot_ms": 200},
@@ -206,3 +214,11 @@ def write_schedule(path: Path, requests: Sequence[dict[str, Any]], deadline_ms: 
     kinds = [("id", pa.string()), ("arrival_s", pa.float64()), ("tenant", pa.string())]
     kinds += [("request_class", pa.string()), ("deadline_ms", pa.float64())]
     pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(kinds)), path)
+
+
+def write_step_stream(path: Path, steps: Sequence[dict[str, Any]], batch: int = 4) -> None:
+    """steps.arrow as the engine appends it: an IPC stream of small batches."""
+    table = pa.Table.from_pylist(list(steps))
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        for part in table.to_batches(max_chunksize=batch):
+            writer.write_batch(part)
