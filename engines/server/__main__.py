@@ -117,6 +117,16 @@ def engine_config(config: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig.from_mapping(engine)
 
 
+def api_key(config: EngineConfig) -> str | None:
+    """The key that clients must send. Raises ConfigError."""
+    if config.api_key_env is None:
+        return None
+    key = os.environ.get(config.api_key_env)
+    if not key:
+        raise ConfigError(f"engine.api_key_env={config.api_key_env}: this variable is not set, or is empty")
+    return key
+
+
 def set_environment(threads: int | None) -> None:
     """OpenMP reads these once, when torch is imported. Waiting threads sleep: on a small host, spinning ones
     take the cores of the client and of the event loop."""
@@ -178,6 +188,7 @@ def run(args: list[str]) -> int:
     arguments = parse(args)
     config = load_config(arguments)
     engine = engine_config(config)
+    key = api_key(engine)
     set_environment(engine.threads)
     host, port = config["server"]["host"], config["server"]["port"]
     with bind(host, port) as listener:
@@ -188,7 +199,7 @@ def run(args: list[str]) -> int:
         stop = Stop()
         if arguments.exit_with_stdin:
             watch_stdin(stop)
-        service = Service(config, engine, arguments.records)
+        service = Service(config, engine, key, arguments.records)
         port = listener.getsockname()[1]
 
         def on_ready() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 from aiohttp import web
 
 from engines.config import ConfigError, EngineConfig
@@ -30,8 +31,13 @@ SIGNAL_PATIENCE_S = 8.0  # how long a running iteration gets after a signal
 class Service:
     """Model, engine and application of one server. Raises ConfigError, one line, for what cannot work."""
 
-    def __init__(self, config: Mapping[str, Any], engine_config: EngineConfig, records: Path | None) -> None:
-        api_key = _api_key(engine_config)
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        engine_config: EngineConfig,
+        api_key: str | None,
+        records: Path | None,
+    ) -> None:
         self._runner = build_runner(
             config["model"], engine_config, config["device"], config["dtype"], config["seed"]
         )
@@ -142,21 +148,11 @@ def _leave(stop: Stop) -> None:
     os._exit(stop.exit_code)
 
 
-def _api_key(config: EngineConfig) -> str | None:
-    if config.api_key_env is None:
-        return None
-    key = os.environ.get(config.api_key_env)
-    if not key:
-        raise ConfigError(
-            f"engine.api_key_env={config.api_key_env}: this environment variable is not set, or is empty"
-        )
-    return key
-
-
 def _step_log(records: Path | None) -> StepLog | None:
     if records is None:
         return None
     try:
+        pa.array([0])  # pyarrow loads pandas at the first conversion: not in the middle of an iteration
         return StepLog(records)
     except OSError as error:
         raise ConfigError(f"--records {records}: cannot be written ({error.strerror})") from None

@@ -1,0 +1,368 @@
+"""The real server: `python -m engines.server` with the tiny model, in a process of its own, and the official
+client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from omegaconf import OmegaConf
+
+from engines.config import ConfigError
+from engines.server import __main__ as main
+from harness.conf import compose
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 30.0
+pytestmark = pytest.mark.e2e
+
+
+class Process:
+    """A server process; `line` is its first line on standard output."""
+
+    def __init__(
+        self, *args: str, stdin: int | None = subprocess.PIPE, env: dict[str, str] | None = None
+    ) -> None:
+        self.ended: tuple[int, str] | None = None
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "engines.server", *args],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> dict[str, Any]:
+        found: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=lambda: found.put(self.popen.stdout.readline()), daemon=True).start()
+        return json.loads(found.get(timeout=PATIENCE_S))
+
+    def end(self) -> tuple[int, str]:
+        """Close standard input; exit code and standard error."""
+        if self.ended is None:
+            stdin, stdout, stderr = self.popen.stdin, self.popen.stdout, self.popen.stderr
+            if stdin is not None:
+                stdin.close()
+            code = self.popen.wait(PATIENCE_S)
+            self.ended = code, stderr.read()
+            stdout.close()
+            stderr.close()
+        return self.ended
+
+    def kill(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.end()
+
+
+@contextlib.contextmanager
+def process(*args: str, **more: Any) -> Iterator[Process]:
+    started = Process(*args, **more)
+    try:
+        yield started
+    finally:
+        started.kill()
+
+
+class Running:
+    def __init__(self, ready: dict[str, Any], records: Path) -> None:
+        self.ready = ready
+        self.records = records
+        self.url = f"http://127.0.0.1:{ready['port']}"
+        self.client = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0)
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=PATIENCE_S) as response:
+            lines = response.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+    def until(self, name: str, value: float) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while (seen := self.metric(name)) != value:
+            assert time.monotonic() < deadline, f"{name} is {seen}, not {value}"
+            time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    records = tmp_path_factory.mktemp("records")
+    with process(
+        "+engine=chunked", "model=tiny", "server.port=0", "--records", str(records), "--exit-with-stdin"
+    ) as started:
+        ready = started.line()
+        assert ready["event"] == "ready", ready
+        yield Running(ready, records)
+        started.popen.send_signal(signal.SIGTERM)
+        assert started.popen.wait(PATIENCE_S) == 0
+        assert started.end() == (0, "")
+
+
+def test_the_ready_line_says_what_a_client_needs(server: Running) -> None:
+    facts = {
+        "host": "127.0.0.1",
+        "model": "tiny",
+        "tokenizer": "bytes",
+        "scheduler": "chunked",
+        "device": "cpu",
+    }
+    assert facts.items() <= server.ready.items()
+    for name in (
+        "port",
+        "vocab_size",
+        "max_model_len",
+        "num_kv_blocks",
+        "block_size",
+        "threads",
+        "parameters",
+        "pid",
+    ):
+        assert server.ready[name] > 0
+    assert {"eos_token_ids", "dtype", "attention", "determinism"} <= server.ready.keys()
+    assert [model.id for model in server.client.models.list()] == ["tiny"]
+    assert server.client.models.retrieve("tiny").id == "tiny"
+
+
+def test_completions_stream_and_whole_agree(server: Running) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": "Once upon a time",
+        "max_tokens": 20,
+        "temperature": 0,
+    }
+    single = server.client.completions.create(**asked)
+    chunks = list(
+        server.client.completions.create(
+            **asked,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"return_token_ids": True},
+        )
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == single.choices[0].text != ""
+    assert chunks[-1].usage == single.usage
+    assert single.usage is not None
+    assert single.usage.prompt_tokens == len("Once upon a time")
+    assert (
+        sum(len(c.choices[0].model_extra["token_ids"]) for c in chunks[:-1]) == single.usage.completion_tokens
+    )
+    assert single.choices[0].finish_reason == chunks[-2].choices[0].finish_reason in ("length", "stop")
+    by_ids = server.client.completions.create(**(asked | {"prompt": list(b"Once upon a time")}))
+    assert by_ids.choices[0].text == single.choices[0].text
+
+
+def test_chat_stream_and_whole_agree(server: Running) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+        "max_completion_tokens": 12,
+        "temperature": 0,
+    }
+    single = server.client.chat.completions.create(**asked)
+    chunks = list(server.client.chat.completions.create(**asked, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert content == single.choices[0].message.content != ""
+    assert chunks[-1].choices[0].finish_reason == single.choices[0].finish_reason
+
+
+def test_stop_strings_end_the_answer_before_them(server: Running) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "abc", "max_tokens": 30, "temperature": 0}
+    text = server.client.completions.create(**asked).choices[0].text
+    stop = text[7:9]
+    expected = text[: text.index(stop)]
+    answer = server.client.completions.create(**asked, stop=["never to be seen", stop]).choices[0]
+    assert (answer.text, answer.finish_reason) == (expected, "stop")
+    chunks = server.client.completions.create(**asked, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected
+
+
+def test_a_seed_names_the_answer_whatever_runs_beside_it(server: Running) -> None:
+    def sample(seed: int | None) -> str:
+        answer = server.client.completions.create(
+            model="tiny",
+            prompt="abc",
+            max_tokens=24,
+            temperature=1.0,
+            seed=seed,
+            extra_body={"ignore_eos": True},
+        )
+        return answer.choices[0].text
+
+    alone = sample(7)
+    beside: list[str] = []
+    threads = [threading.Thread(target=lambda: sample(None)) for _ in range(3)]
+    threads.append(threading.Thread(target=lambda: beside.append(sample(7))))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert beside == [alone]
+    assert sample(8) != alone
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"model": "gpt-5"}, openai.NotFoundError, "gpt-5"),
+        ({"n": 2}, openai.BadRequestError, "n=2"),
+        ({"temperature": -1}, openai.BadRequestError, "temperature=-1"),
+        ({"prompt": [0] * 5000}, openai.BadRequestError, "max_model_len"),
+        ({"prompt": [384]}, openai.BadRequestError, "from 0 to 383"),
+        ({"logprobs": 5}, openai.BadRequestError, "logprobs=5"),
+        ({"prompt": "x" * 1_000_000}, openai.APIStatusError, "bytes"),
+    ],
+)
+def test_the_client_raises_the_right_error(
+    server: Running, fields: dict[str, Any], error: type[openai.APIStatusError], words: str
+) -> None:
+    with pytest.raises(error, match=words) as caught:
+        server.client.completions.create(**({"model": "tiny", "prompt": "x"} | fields))
+    assert isinstance(caught.value.body, dict)
+    assert {"message", "type", "param", "code"} <= caught.value.body.keys()
+
+
+def test_killing_a_client_frees_what_it_held(server: Running) -> None:
+    body = json.dumps({"prompt": "x" * 1000, "max_tokens": 3000, "ignore_eos": True, "stream": True})
+    request = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    script = (
+        "import socket, sys\n"
+        f"s = socket.create_connection(('127.0.0.1', {server.ready['port']}))\n"
+        f"s.sendall({request.encode()!r})\n"
+        "s.recv(100)\n"
+        "print('streaming', flush=True)\n"
+        "while s.recv(4096): pass\n"
+    )
+    aborted = server.metric("vllm:request_success_total")
+    client = subprocess.Popen([sys.executable, "-S", "-c", script], stdout=subprocess.PIPE)
+    try:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"streaming\n"
+        assert server.metric("vllm:num_requests_running") == 1
+    finally:
+        client.kill()
+        client.wait()
+        client.stdout.close()
+    server.until("vllm:request_success_total", aborted + 1)
+    server.until("vllm:num_requests_running", 0)
+    assert server.metric("batchmark:kv_blocks_live") == 0
+
+
+def test_every_request_received_is_accounted_for(server: Running) -> None:
+    received = server.metric("batchmark:requests_received_total")
+    assert received > 0
+    server.until("vllm:request_success_total", received - server.metric("vllm:admission_rejections_total"))
+    assert server.metric("vllm:num_requests_running") == server.metric("vllm:num_requests_waiting") == 0
+
+
+def test_the_end_of_the_parent_ends_the_server_in_the_middle_of_an_answer(tmp_path: Path) -> None:
+    with process(
+        "+engine=continuous", "server.port=0", "--records", str(tmp_path), "--exit-with-stdin"
+    ) as started:
+        ready = started.line()
+        body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", ready["port"]), PATIENCE_S) as client:
+            client.sendall((head + body).encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+            began = time.monotonic()
+            code, said = started.end()
+            assert time.monotonic() - began < 10  # by itself it would take far longer
+            assert (code, said) == (0, "")
+    assert (tmp_path / "steps.arrow").stat().st_size > 0
+
+
+def test_a_resolved_configuration_a_key_and_ctrl_c(tmp_path: Path) -> None:
+    config, records = tmp_path / "config.yaml", tmp_path / "records"
+    overrides = ["engine=static", "engine.max_model_len=256", "engine.api_key_env=SERVER_KEY"]
+    OmegaConf.save(compose(overrides), config)
+    with process("--config", str(config), "--records", str(records), env={"SERVER_KEY": "abc"}) as started:
+        ready = started.line()
+        assert (ready["scheduler"], ready["max_model_len"]) == ("static", 256)
+        url = f"http://127.0.0.1:{ready['port']}/v1"
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=url, api_key="x").models.list()
+        client = openai.OpenAI(base_url=url, api_key="abc")
+        client.completions.create(model="tiny", prompt="x", max_tokens=3, extra_body={"ignore_eos": True})
+        started.popen.send_signal(signal.SIGINT)
+        assert started.popen.wait(PATIENCE_S) == 0
+        assert started.end() == (0, "")
+    lines = (records / "engine_requests.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["output_tokens"] == 3
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with process(f"server.port={port}") as started:
+            message = f"server.port={port} is in use: choose another or 0"
+            assert started.line() == {"event": "error", "message": message}
+            assert started.end() == (2, "")
+
+
+def refusal(args: list[str]) -> str:
+    """What `python -m engines.server ARGS` says before it loads anything."""
+    with pytest.raises(ConfigError) as caught:
+        main.run(args)
+    assert "torch" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["engine=nothing"], "engine=nothing"),
+        (["engine=openai", "engine.base_url=http://x"], "engine=openai runs elsewhere"),
+        (["engine.block_size=0"], "engine.block_size=0"),
+        (["server.host=999.1.1.1"], "server.host=999.1.1.1"),
+        (["engine.api_key_env=BATCHMARK_NO_SUCH_KEY"], "BATCHMARK_NO_SUCH_KEY"),
+        (["--config", "/nowhere/config.yaml"], "no such file"),
+        (["--config"], "--config: needs a file"),
+        (["--config=x.yaml", "seed=1"], "seed=1"),
+        (["--what"], "--what: is not an option"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line(args: list[str], words: str) -> None:
+    message = refusal(args)
+    assert words in message
+    assert "\n" not in message
+
+
+def test_configuration_files_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    for text, words in (
+        ("engine: [", "cannot be read"),
+        ("[1]", "holds no settings"),
+        ("seed: 1", "is missing"),
+    ):
+        file.write_text(text)
+        assert words in refusal(["--config", str(file)])
+
+
+def test_help_needs_no_torch() -> None:
+    script = (
+        "import runpy, sys\n"
+        "sys.argv = ['server', '--help']\n"
+        "try: runpy.run_module('engines.server', run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'aiohttp', 'hydra', 'omegaconf'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("usage: python -m engines.server")
