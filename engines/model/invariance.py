@@ -60,5 +60,25 @@ def _probe_multiple(probe: RowProbe, max_rows: int, dtype: torch.dtype, at_least
 
 def _row_counts(largest: int) -> list[int]:
     """Every small count, where the inner loops change, then a few of every size."""
-    few = {48, 63, 64, 65, 96, 127, 128, 192, 255, 256, 511, 512, largest // 2, largest - 32}
-    return sorted(n for n in {*range(1, 41)} | few if 0 < n < largest)
+    some = {
+        20,
+        24,
+        28,
+        31,
+        32,
+        33,
+        40,
+        48,
+        63,
+        64,
+        65,
+        127,
+        128,
+        192,
+        255,
+        256,
+        511,
+        largest // 2,
+        largest - 32,
+    }
+    return sorted(n for n in {*range(1, 17)} | some if 0 < n < largest)

@@ -1,0 +1,140 @@
+"""load_model: local folders, dummy weights, and one line for everything that cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engines.config import ConfigError
+from engines.model.config import ModelConfig
+from engines.model.loader import LoadedModel, load_model
+from engines.model.random_weights import random_weights, tiny_weights
+
+SHAPE = ModelConfig(
+    family="llama", hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=300, max_positions=64,
+    eos_token_ids=(1,),
+)  # fmt: skip
+CPU, FLOAT32 = torch.device("cpu"), torch.float32
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE.to_hf()))
+    save_file(random_weights(SHAPE, 0), tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def load(folder: str | Path, **more: Any) -> LoadedModel:
+    return load_model({"name": "hf", "id": str(folder), "weights": "real", **more}, CPU, FLOAT32, 0)
+
+
+def message(folder: str | Path, **more: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, **more)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i + 2 for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|user|>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_a_folder_with_its_tokenizer_and_chat_template(folder: Path) -> None:
+    write_tokenizer(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
+    (folder / "chat_template.jinja").write_text("<|user|>{{ messages[0]['content'] }}{{ eos_token }}")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 5]}))
+    loaded = load(folder)
+    assert loaded.tokenizer_ref == str((folder / "tokenizer.json").resolve())
+    assert loaded.config.eos_token_ids == loaded.tokenizer.eos_token_ids == (1, 5)
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("Grüße")) == "Grüße"
+    ids = loaded.tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+    assert len(ids) == 3, "the markers of the template are single tokens"
+    assert loaded.tokenizer.decode(ids) == "a"
+    assert loaded.parameters == sum(t.numel() for t in random_weights(SHAPE, 0).values())
+
+
+def test_dummy_weights_need_only_the_shape(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    loaded = load(folder, weights="dummy")
+    assert loaded.tokenizer_ref == "bytes"
+    assert loaded.config == SHAPE
+    assert loaded.tokenizer.vocab_size == 300
+    assert "no *.safetensors file; model.weights=dummy" in message(folder)
+
+
+def test_random_weights_are_seeded() -> None:
+    first, again, other = tiny_weights(0), tiny_weights(0), tiny_weights(1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+
+
+def test_what_is_wrong_with_a_folder_is_one_line(folder: Path) -> None:
+    assert "no tokenizer.json" in message(folder)
+    write_tokenizer(folder)
+    weights = random_weights(SHAPE, 0)
+    save_file({**weights, "lm_head.weight": torch.zeros(7, 32)}, folder / "model.safetensors")
+    assert "lm_head.weight is [7, 32], config.json: [300, 32]" in message(folder)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors")
+    assert "has no tensor model.layers.1.mlp.up_proj.weight" in message(folder)
+    (folder / "model.safetensors").write_bytes(b"junk")
+    assert "not readable as safetensors" in message(folder)
+    (folder / "config.json").write_text("{")
+    assert "config.json: not readable as JSON" in message(folder)
+    (folder / "config.json").unlink()
+    assert f"model.id={folder}: the folder has no config.json" == message(folder)
+
+
+def test_settings_that_do_not_exist() -> None:
+    for cfg, expected in [
+        ({"name": "big"}, "model=big: choose from tiny, smollm2, hf"),
+        ({"name": "tiny", "impl": "fast"}, "model.impl=fast: choose from lean, hf"),
+        ({"name": "tiny", "weights": "real"}, "model.weights=real: choose from random"),
+        ({"name": "hf", "id": None}, "model.id is not set: model=hf needs a hub id or a local folder"),
+        ({"name": "hf", "id": "/no/such/folder"}, "model.id=/no/such/folder: no such folder"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            load_model(cfg, CPU, FLOAT32, 0)
+        assert str(caught.value) == expected
+
+
+def test_a_hub_id_offline_is_one_line_and_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "not in the hub's cache, and HF_HUB_OFFLINE is set" in message("some-org/no-such-model")
+
+
+def test_a_hub_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    text = message("some-org/no-such-model")
+    assert "http://127.0.0.1:9 does not answer" in text
+    assert text.startswith("model.id=some-org/no-such-model: ")
+
+
+def test_the_default_models_do_not_import_transformers() -> None:
+    code = (
+        "import sys, torch\n"
+        "from engines.model.loader import load_model\n"
+        "import engines.runner\n"
+        "load_model({'name': 'tiny'}, torch.device('cpu'), torch.float32, 0)\n"
+        "print('transformers' in sys.modules, 'huggingface_hub' in sys.modules)\n"
+    )
+    started = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert started.stdout.split() == ["False", "False"]
