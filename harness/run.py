@@ -107,7 +107,9 @@ class Measurement:
             with ServerProcess(config, self.run_dir, log, on_exit=self._server_died) as self._server:
                 self._interruption.at_once = self._server.kill
                 try:
-                    schedule = draw_schedule(self.cfg)  # while the server loads
+                    import harness.loadgen  # noqa: F401  (like the schedule, while the server loads)
+
+                    schedule = draw_schedule(self.cfg)
                     target = our_target(self._server.wait_ready(), self.cfg)
                 except BaseException:
                     self._server.kill()  # it has nothing worth waiting for

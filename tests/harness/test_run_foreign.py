@@ -1,0 +1,109 @@
+"""A server that is not ours: what is asked of it before a run, and what is said when it does not do."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from harness.conf import UsageError, compose
+from harness.foreign import probe
+from harness.target import foreign_target
+
+
+@pytest.fixture
+def server():
+    """serve(status, body) -> its address; what it was asked is in serve.asked."""
+    started = []
+
+    def serve(status, body):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                serve.asked.append((self.path, self.headers.get("Authorization")))
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
+
+            def log_message(self, *args):
+                pass
+
+        listener = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=listener.serve_forever, args=(0.02,), daemon=True).start()
+        started.append(listener)
+        return f"http://127.0.0.1:{listener.server_address[1]}"
+
+    serve.asked = []
+    yield serve
+    for listener in started:
+        listener.shutdown()
+        listener.server_close()
+
+
+MODELS = {"object": "list", "data": [{"id": "first", "max_model_len": 77}, {"id": "second"}]}
+
+
+def test_the_first_model_is_taken_and_its_limit_kept(server):
+    url = server(200, MODELS)
+    for written in (url, url + "/", url + "/v1", url + "/v1/"):
+        found = probe({"base_url": written})
+        assert (found.root, found.model, found.max_model_len) == (url, "first", 77)
+    assert {path for path, _ in server.asked} == {"/v1/models"}
+
+
+def test_a_model_that_is_named_is_taken_also_without_a_list(server):
+    assert probe({"base_url": server(200, MODELS), "model": "second"}).model == "second"
+    assert probe({"base_url": server(404, {}), "model": "mine"}).model == "mine"
+
+
+def test_the_key_of_the_variable_is_sent_and_shown_nowhere(server, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "sk-secret-123")
+    url = server(200, MODELS)
+    target = foreign_target(
+        compose(["engine=openai", f"engine.base_url={url}", "engine.api_key_env=SOME_KEY"])
+    )
+    assert server.asked[-1][1] == "Bearer sk-secret-123"
+    assert "sk-secret-123" not in repr(target)
+    assert target.load.api_key == "sk-secret-123"
+
+
+def test_no_proxy_of_the_environment_is_used(server, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert probe({"base_url": server(200, MODELS)}).model == "first"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "part"),
+    [
+        (200, b"<html>hello</html>", "OpenAI-compatible"),
+        (200, {"models": []}, "OpenAI-compatible"),
+        (200, {"data": [1]}, "OpenAI-compatible"),
+        (200, {"data": []}, "set engine.model"),
+        (404, {}, "engine.model"),
+        (500, {}, "HTTP 500"),
+        (401, {}, "engine.api_key_env"),
+    ],
+)
+def test_a_server_that_does_not_do_is_one_line(server, status, body, part):
+    url = server(status, body)
+    with pytest.raises(UsageError, match=rf"^engine\.base_url={url}: [^\n]+$") as caught:
+        probe({"base_url": url})
+    assert part in str(caught.value)
+
+
+def test_nobody_there_and_no_such_host():
+    with pytest.raises(UsageError, match="connection refused"):
+        probe({"base_url": "http://127.0.0.1:9"})
+    with pytest.raises(UsageError, match="nobody answers there"):
+        probe({"base_url": "http://no-such-host.invalid"})
+
+
+def test_what_a_foreign_server_is_sent(server):
+    url = server(200, MODELS)
+    plain = foreign_target(compose(["engine=openai", f"engine.base_url={url}"]))
+    assert plain.load.sends_text
+    assert plain.length_mode == "exact"
+    ids = foreign_target(compose(["engine=openai", f"engine.base_url={url}", "engine.tokenizer=bytes"]))
+    assert not ids.load.sends_text
+    chat = foreign_target(compose(["engine=openai", f"engine.base_url={url}", "engine.api=chat"]))
+    assert chat.load.api == "chat"

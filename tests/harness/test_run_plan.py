@@ -1,0 +1,176 @@
+"""What a run says before it sends anything, the names of its folders, and its exit codes."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION
+from harness.conf import UsageError, compose
+from harness.plan import check_lengths, describe, draw_schedule
+from harness.run import exit_code, new_run_dir
+from harness.sweep import changed
+from harness.target import warm_up_schedule
+from workloads.schedule import Schedule, ScheduledRequest, Segment
+
+
+def schedule(*lengths, scale=1.0):
+    """Requests of (prompt, max_tokens)."""
+    rows = tuple(
+        ScheduledRequest(
+            id=f"r{i}",
+            arrival_s=float(i),
+            segments=(Segment("s", prompt),),
+            prompt_tokens=prompt,
+            max_tokens=answer,
+            stop_after=answer,
+        )
+        for i, (prompt, answer) in enumerate(lengths)
+    )
+    return Schedule(requests=rows, name="made", seed=0, length_scale=scale, planned_rate=1.0)
+
+
+def test_no_warning_when_everything_fits_or_the_limit_is_unknown():
+    assert check_lengths(schedule((90, 10), (1, 1)), 100) is None
+    assert check_lengths(schedule((9000, 10)), None) is None
+
+
+def test_the_warning_counts_and_names_what_would_work():
+    message = check_lengths(schedule((90, 11), (300, 100), (5, 5)), 100)
+    assert "2 of 3" in message
+    assert "engine.max_model_len=400" in message
+    assert "workload.length_scale=0.25" in message
+    assert "\n" not in message
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9000), st.integers(1, 900)), min_size=1, max_size=9),
+    st.integers(10, 5000),
+    st.floats(0.01, 4),
+)
+def test_the_suggested_scale_fits(lengths, limit, scale):
+    message = check_lengths(schedule(*lengths, scale=scale), limit)
+    longest = max(p + a for p, a in lengths)
+    assert (message is None) == (longest <= limit)
+    if message is not None:
+        suggested = float(message.split("workload.length_scale=")[1].split(" ")[0])
+        assert suggested > 0
+        assert longest * suggested / scale <= limit * (1 + 1e-6)
+
+
+def test_the_plan_gives_the_totals_of_the_schedule():
+    cfg = compose(["experiment=smoke", "engine=chunked"])
+    drawn = draw_schedule(cfg)
+    text = describe(cfg, drawn)
+    assert f"{sum(r.prompt_tokens for r in drawn)} prompt tokens" in text
+    assert f"{sum(r.stop_after for r in drawn)} answer tokens" in text
+    assert f"({sum(r.max_tokens for r in drawn)} declared)" in text
+    assert f"for {drawn.requests[-1].arrival_s:.1f} s" in text
+    closed = compose(["experiment=smoke", "load=closed", "load.concurrency=3", "load.requests=5"])
+    assert "closed loop of 3 clients" in describe(closed, draw_schedule(closed))
+
+
+def test_the_schedule_depends_on_the_traffic_and_the_seed_alone():
+    base = ["experiment=smoke"]
+    sha = draw_schedule(compose(base)).sha256()
+    for other in ("engine=static", "load=closed", "model=smollm2", "slo.ttft_ms=1", "dtype=float32"):
+        assert draw_schedule(compose([*base, other, "load.requests=12"])).sha256() == sha
+    for other in ("seed=1", "load.requests=11", "workload.rate=9", "workload.length_scale=0.1"):
+        assert draw_schedule(compose([*base, other])).sha256() != sha
+
+
+@given(st.none() | st.integers(1, 10_000))
+def test_the_warm_up_is_small_and_fits(max_model_len):
+    warm_up = warm_up_schedule(max_model_len)
+    assert len(warm_up) == 3
+    for request in warm_up:
+        assert request.prompt_tokens + request.max_tokens <= max(2, (max_model_len or 4096) // 4)
+        assert request.prompt_tokens <= 256
+
+
+def test_run_folders_are_named_by_what_runs_and_never_shared(tmp_path):
+    cfg = compose(["workload=chat", "engine=static", f"output.dir={tmp_path}"])
+    folders = {new_run_dir(cfg) for _ in range(20)}
+    assert len(folders) == 20
+    assert all(folder.is_dir() and "chat-static-tiny" in folder.name for folder in folders)
+
+
+def test_an_output_folder_that_cannot_be_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for bad in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match=r"^output\.dir=[^\n]+$"):
+            new_run_dir(compose([f"output.dir={bad}"]))
+
+
+@pytest.mark.parametrize(
+    ("enforce", "valid", "attained", "code"),
+    [
+        (False, True, 0.1, PASS),
+        (True, True, 0.995, PASS),
+        (True, True, 0.5, REGRESSION),
+        (True, True, None, INCONCLUSIVE),
+        (True, False, 1.0, INVALID),
+        (False, False, None, INVALID),
+    ],
+)
+def test_exit_codes(enforce, valid, attained, code, capsys):
+    cfg = compose([f"slo.enforce={enforce}"])
+    summary = {
+        "valid": valid,
+        "invalid_reasons": [] if valid else ["no request completed"],
+        "throughput": {"slo_attainment": attained},
+    }
+    assert exit_code(cfg, summary) == code
+    assert (capsys.readouterr().err == "") == (code == PASS)
+
+
+def test_a_sweep_names_what_differs():
+    assert changed([["a=1", "b=1", "c=1"], ["a=1", "b=2", "c=1"]]) == [["b=1"], ["b=2"]]
+    assert changed([["a=1"]]) == [[]]
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from harness.interrupt import Interruption
+with Interruption() as interruption:
+    if sys.argv[1] == "ready":
+        interruption.on_signal = lambda: print("first", flush=True)
+        interruption.at_once = lambda: print("second", flush=True)
+    print("up", flush=True)
+    try:
+        for _ in range(600):
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        print("raised", flush=True)
+"""
+
+
+def _interrupted(mode):
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    child = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, mode], stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert child.stdout.readline() == "up\n"
+    return child
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_asks_and_the_second_leaves(number):
+    with _interrupted("ready") as child:
+        child.send_signal(number)
+        assert child.stdout.readline() == "first\n"
+        child.send_signal(number)
+        assert child.stdout.readline() == "second\n"
+        assert child.wait(30) == 130
+
+
+def test_a_signal_before_anything_is_measured_raises():
+    with _interrupted("early") as child:
+        child.send_signal(signal.SIGTERM)
+        assert child.stdout.readline() == "raised\n"
+        assert child.wait(30) == 0
