@@ -77,7 +77,9 @@ class _Load:
         self.incomplete_reason: str | None = None
         self.halt = asyncio.Event()
         self.notes: list[str] = []
-        self._tokenizer = target.tokenizer if target.tokenizer and target.tokenizer.exact else None
+        # Our servers count; a guess is no count.
+        counts_here = target.dialect == "openai" and target.tokenizer is not None and target.tokenizer.exact
+        self._tokenizer = target.tokenizer if counts_here else None
         self._uncounted: list[tuple[str, int, str]] = []  # id, attempt, text: for the count after the run
         self._path = path_of(target)
         ahead = max(AHEAD, settings.concurrency or 0)

@@ -188,25 +188,16 @@ def test_the_error_keeps_the_first_300_characters() -> None:
     assert answer.verdict.error == ("no " * 100)[:300]
 
 
+WORDS = (
+    *("choices", "text", "delta", "message", "content", "token_ids", "usage", "completion_tokens"),
+    *("error", "finish_reason", "tool_calls", "function", "arguments", "code"),
+)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),
     lambda v: (
         st.lists(v, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                [
-                    "choices",
-                    "text",
-                    "delta",
-                    "message",
-                    "content",
-                    "token_ids",
-                    "usage",
-                    "completion_tokens",
-                    "error",
-                ]
-                + ["finish_reason", "tool_calls", "function", "arguments", "code"]
-            ),
+            st.sampled_from(WORDS),
             v,
             max_size=4,
         )

@@ -304,7 +304,7 @@ patience = st.sampled_from(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(scripts, patience, st.sampled_from([0.0, 0.005, 0.03])), min_size=1, max_size=6),
     st.sampled_from([("open", None), ("open", 1), ("closed", 2)]),
