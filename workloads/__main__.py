@@ -62,12 +62,12 @@ def _show(args: argparse.Namespace) -> int:
 
     workload = load_workload(args.name, args.settings)
     schedule = draw(workload, seed=args.seed, requests=args.requests, duration_s=args.duration)
-    print_schedule(schedule, _console(Console))
     if args.out:
         try:
             schedule.to_parquet(args.out)
         except OSError as exc:
             raise WorkloadError(f"--out={args.out}: cannot be written ({exc.strerror or exc})") from exc
+    print_schedule(schedule, _console(Console))
     return 0
 
 

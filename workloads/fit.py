@@ -79,7 +79,7 @@ def fit_gaps(times: np.ndarray) -> GammaFit:
     mean = float(gaps.mean()) if len(gaps) else 0.0
     cv = float(gaps.std() / mean) if mean > 0 else None
     # Stamps on a coarse grid: most gaps are 0 and the rest one step, which no gamma describes.
-    if len(positive) < 0.9 * len(gaps) or len(positive) < 2 or np.ptp(positive) == 0:
+    if len(positive) < 0.5 * len(gaps) or len(positive) < 2 or np.ptp(positive) == 0:
         return GammaFit(1 / mean if mean > 0 else None, cv, None, None, dispersion)
     shape = _gamma_shape(positive)
     ordered = np.sort(positive)

@@ -4,8 +4,8 @@
 - `shared`: the same tokens in every request (a system prompt). A part of the same name is shared between
 classes. - `unique`: tokens of one request only; with `repeat`, that share of requests sends an earlier
 request's again. - `history`: the earlier turns of a conversation, as one piece of this request. -
-`passages`: what a retriever found: distinct documents of a pool, popular ones more often (a Zipf law). A
-document has one length and one text in all requests.
+`passages`: what a retriever found: distinct documents of a pool, popular ones more often (Zipf-Mandelbrot:
+weight (rank + shift)^-zipf). A document has one length and one text in all requests.
 """
 
 from __future__ import annotations
@@ -96,19 +96,22 @@ def _history(context: PartContext, node: Settings) -> list[list[RawPiece]]:
     node.only("kind", "turns", "message", "answer")
     turns = read_distribution(node.node("turns"))(context.uniform("turns"))
     message, answer = (read_distribution(node.node(key)) for key in ("message", "answer"))
-    rng = context.rng("lengths")
-    prompts = []
-    for index, count in zip(context.indices, turns, strict=True):
-        u = rng.random((2, int(count)))
-        tokens = float(message(u[0]).sum() + answer(u[1]).sum())
-        prompts.append([RawPiece(context.id(int(index)), tokens)] if tokens > 0 else [])
-    return prompts
+    counts = turns.astype(int)
+    u = context.rng("lengths").random((int(counts.sum()), 2))
+    pairs = np.append(message(u[:, 0]) + answer(u[:, 1]), 0.0).cumsum()
+    ends = counts.cumsum() - 1
+    totals = np.diff(np.where(ends < 0, 0.0, pairs[ends]), prepend=0.0)
+    return [
+        [RawPiece(context.id(int(i)), float(tokens))] if count else []
+        for i, count, tokens in zip(context.indices, counts, totals, strict=True)
+    ]
 
 
 def _passages(context: PartContext, node: Settings) -> list[list[RawPiece]]:
-    node.only("kind", "count", "pool", "zipf", "length")
-    pool, exponent = node.whole("pool"), node.number("zipf", least=0)
-    popularity = np.arange(1, pool + 1, dtype=float) ** -exponent
+    node.only("kind", "count", "pool", "zipf", "zipf_shift", "length")
+    pool = node.whole("pool")
+    ranks = np.arange(1, pool + 1, dtype=float)
+    popularity = (ranks + node.number("zipf_shift", least=0)) ** -node.number("zipf", least=0)
     popularity /= popularity.sum()
     lengths = read_distribution(node.node("length"))(context.rng("pool").random(pool))
     counts = read_distribution(node.node("count"))(context.uniform("count")).astype(int)

@@ -1,0 +1,33 @@
+"""Workload configurations for tests: the shipped YAML as plain dicts, with changes."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PRESETS = ("chat", "rag", "summarize", "batch")
+
+
+def workload_file(name: str) -> str:
+    return str(files("harness.conf") / "workload" / f"{name}.yaml")
+
+
+def workload(name: str, **changes: Any) -> dict[str, Any]:
+    """The shipped node; `changes` are dotted keys with __ for the dot: input__cap=None."""
+    node = yaml.safe_load(Path(workload_file(name)).read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        target = node
+        *path, last = key.split("__")
+        for step in path:
+            target = target[step]
+        assert last in target, f"{key} is not in {name}.yaml"
+        target[last] = value
+    return node
+
+
+def full_size(name: str, **changes: Any) -> dict[str, Any]:
+    """The preset as its sources measured it: no scaling, no caps."""
+    return workload(name, length_scale=1, input__cap=None, output__cap=None, **changes)

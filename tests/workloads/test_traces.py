@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.workload_configs import workload
+from workloads import WorkloadError, draw
+from workloads.convert import convert, write
+from workloads.fit import fit_lognormal, fit_trace
+from workloads.prompts import PromptBook
+from workloads.tracefile import read_trace
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
+
+
+def real(name: str) -> Path:
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f"{name} is not there; it is a public trace that this repository does not ship")
+    return path
+
+
+@pytest.fixture
+def azure(tmp_path):
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    lines += [f"2024-05-12 00:00:{2 * i:02d},{100 * (i + 1)},{10 * (i + 1)}" for i in range(10)]
+    path = tmp_path / "azure.csv"
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def mooncake(tmp_path):
+    rows = [
+        {"timestamp": 500, "input_length": 1100, "output_length": 20, "hash_ids": [0, 1, 2]},
+        {"timestamp": 1500, "input_length": 1024, "output_length": 10, "hash_ids": [0, 1]},
+        {"timestamp": 2500, "input_length": 2000, "output_length": 30, "hash_ids": [0, 1, 3, 4]},
+    ]
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def trace(path, **changes):
+    return workload("trace", path=str(path), **changes)
+
+
+def test_azure_replays_with_its_own_timestamps(azure):
+    schedule = draw(trace(azure), seed=0)
+    assert [r.arrival_s for r in schedule] == [2.0 * i for i in range(10)]
+    assert [r.prompt_tokens for r in schedule] == [100 * (i + 1) for i in range(10)]
+    assert [r.stop_after for r in schedule] == [10 * (i + 1) for i in range(10)]
+    assert {r.max_tokens for r in schedule} == {112}, "p99 of the answers is 99.1, up to a multiple of 16"
+    assert schedule.planned_rate == 0.5
+    assert len({r.segments[0].segment_id for r in schedule}) == 10, "no two prompts share anything"
+
+
+def test_speed_scale_limit_and_rate(azure):
+    fast = draw(trace(azure, speed=4, length_scale=0.5, limit=6), seed=0)
+    assert [r.arrival_s for r in fast] == [0.5 * i for i in range(6)]
+    assert [r.prompt_tokens for r in fast] == [50 * (i + 1) for i in range(6)]
+    assert [r.stop_after for r in fast] == [5 * (i + 1) for i in range(6)]
+    at_rate = draw(trace(azure, rate=8), seed=0)
+    assert at_rate.planned_rate == pytest.approx(8)
+    assert at_rate.requests[-1].arrival_s == pytest.approx(9 / 8)
+    assert len(draw(trace(azure), seed=0, requests=3)) == 3
+    assert [r.arrival_s for r in draw(trace(azure), seed=0, duration_s=5)] == [0, 2, 4]
+    assert len(draw(trace(azure, requests=4), seed=0)) == 4
+
+
+def test_caps_are_kept_and_said(azure):
+    schedule = draw(trace(azure, input__cap=450, output__cap=50), seed=0)
+    assert [r.prompt_tokens for r in schedule] == [100, 200, 300, 400, *[450] * 6]
+    assert max(r.max_tokens for r in schedule) == 50
+    assert "6 of 10 prompts cut to workload.input.cap=450" in schedule.notes[0]
+    assert "5 of 10 answers cut" in schedule.notes[1]
+
+
+def test_cancellations_and_declared_lengths_apply_to_traces_too(azure):
+    schedule = draw(trace(azure, cancel__after_s__share=1.0, max_tokens="exact"), seed=0)
+    assert {r.cancel_kind for r in schedule} == {"after_s"}
+    assert all(r.max_tokens == r.stop_after for r in schedule)
+
+
+@pytest.mark.parametrize(("scale", "block", "last"), [(1, 512, [76, 512, 464]), (0.25, 128, [19, 128, 116])])
+def test_mooncake_blocks_share_their_tokens_at_every_scale(mooncake, scale, block, last):
+    schedule = draw(trace(mooncake, length_scale=scale), seed=0)
+    assert [r.arrival_s for r in schedule] == [0.0, 1.0, 2.0]
+    for request, tail in zip(schedule, last, strict=True):
+        assert [s.tokens for s in request.segments] == [block] * (len(request.segments) - 1) + [tail]
+    book = PromptBook(np.arange(5000), schedule.seed)
+    first, second, third = (book.tokens(r.segments) for r in schedule)
+    assert first[: 2 * block] == second == third[: 2 * block]
+    assert first[2 * block : 2 * block + 10] != third[2 * block : 2 * block + 10]
+
+
+def test_a_cut_mooncake_prompt_keeps_its_beginning(mooncake):
+    schedule = draw(trace(mooncake, input__cap=600), seed=0)
+    assert [[(s.segment_id, s.tokens) for s in r.segments] for r in schedule] == [
+        [("trace/block/0", 512), ("trace/block/1", 88)]
+    ] * 3
+
+
+def test_skipped_rows_are_counted(azure):
+    with azure.open("a") as f:
+        f.write("\nnot,a,row\n")
+    with pytest.raises(WorkloadError, match="line 12, column TIMESTAMP"):
+        draw(trace(azure), seed=0)
+    schedule = draw(trace(azure, on_bad_row="skip"), seed=0)
+    assert (len(schedule), schedule.skipped_rows) == (10, 1)
+    assert "line 12" in schedule.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"path": None}, "workload.path=null"),
+        ({"speed": 0}, "workload.speed=0: needs a number above 0"),
+        ({"speed": 2, "rate": 3}, "workload.rate=3: workload.speed=2 is set as well"),
+        ({"rate": 3, "limit": 1}, "workload.rate=3: the rows of this trace have one time"),
+        ({"limit": 0}, "workload.limit=0: needs a whole number of 1 or more"),
+        ({"on_bad_row": "ignore"}, "workload.on_bad_row=ignore: choose from error, skip"),
+        ({"format": "burst"}, "workload.format=burst: choose from auto, azure, mooncake"),
+    ],
+)
+def test_wrong_settings_are_named(azure, changes, words):
+    with pytest.raises(WorkloadError, match=words):
+        draw(workload("trace", **{"path": str(azure), **changes}), seed=0)
+
+
+def test_convert_there_and_back(azure, mooncake, tmp_path):
+    before = read_trace(azure)
+    write(convert(before, "mooncake"), tmp_path / "as.jsonl.gz")
+    after = read_trace(tmp_path / "as.jsonl.gz")
+    start = before.rows[0].time_ns
+    assert [(r.time_ns - start, r.input_tokens, r.output_tokens) for r in before.rows] == [
+        (r.time_ns, r.input_tokens, r.output_tokens) for r in after.rows
+    ]
+    ids = [i for r in after.rows for i in r.hash_ids or ()]
+    assert ids == list(range(len(ids))), "blocks of a trace that has none are shared by nobody"
+    write(convert(read_trace(mooncake), "azure"), tmp_path / "as.csv")
+    back = read_trace(tmp_path / "as.csv")
+    assert [r.time_ns for r in back.rows] == [500_000_000, 1_500_000_000, 2_500_000_000]
+    with pytest.raises(WorkloadError, match=r"--out=.*exists"):
+        write(convert(before, "azure"), tmp_path / "as.csv")
+    with pytest.raises(WorkloadError, match="choose from azure, mooncake"):
+        convert(before, "burstgpt")
+
+
+def test_lognormal_fit_finds_what_was_drawn():
+    values = np.rint(np.exp(np.random.default_rng(0).normal(6, 0.7, 20_000)))
+    fit = fit_lognormal(values)
+    assert (fit.mu, fit.sigma) == (pytest.approx(6, abs=0.02), pytest.approx(0.7, abs=0.02))
+    assert fit.ks < 0.012
+    assert fit_lognormal(np.full(5, 9)).sigma == 0
+
+
+def test_fits_of_tiny_traces_say_nothing_they_cannot(azure):
+    fit = fit_trace(read_trace(azure, limit=1))
+    assert (fit.arrivals.rate, fit.arrivals.shape, fit.arrivals.dispersion) == (None, None, {})
+    fit = fit_trace(read_trace(azure))
+    assert (fit.arrivals.rate, fit.arrivals.cv, fit.arrivals.shape) == (0.5, 0.0, None)
+
+
+def test_azure_2023_conversations():
+    path = real("azure2023_conv.csv.gz")
+    recorded = read_trace(path)
+    fit = fit_trace(recorded)
+    # Published facts of the file: rows, mean rate, quantiles.
+    assert (fit.rows, round(fit.span_s)) == (19_366, 3502)
+    assert np.mean([r.input_tokens for r in recorded.rows]) == pytest.approx(1154.7, abs=0.05)
+    assert (round(fit.output.mu, 3), round(fit.output.sigma, 3), round(fit.output.ks, 2)) == (
+        5.019,
+        0.859,
+        0.18,
+    )
+    assert fit.arrivals.shape == pytest.approx(0.871, abs=0.001)
+    assert fit.arrivals.dispersion[60.0] == pytest.approx(16.1, abs=0.3)
+    schedule = draw(trace(path, limit=500, speed=2), seed=0)
+    assert len(schedule) == 500
+    assert schedule.requests[1].arrival_s == pytest.approx(4.314579 / 2)
+    assert schedule.skipped_rows == 0
+
+
+def test_azure_2023_code():
+    fit = fit_trace(read_trace(real("azure2023_code.csv.gz")))
+    assert fit.rows == 8819
+    assert fit.arrivals.cv == pytest.approx(13.15, abs=0.05)
+
+
+def test_mooncake_conversations():
+    path = real("mooncake_conversation.jsonl.gz")
+    recorded = read_trace(path)
+    assert len(recorded.rows) == 12_031
+    assert fit_trace(recorded).arrivals.shape is None, "its stamps lie on a grid of 3 s"
+    schedule = draw(trace(path, input__cap=None, limit=2000), seed=0)
+    seen: set[str] = set()
+    hits = total = 0
+    for request in schedule:
+        total += len(request.segments)
+        hits += sum(s.segment_id in seen for s in request.segments)
+        seen.update(s.segment_id for s in request.segments)
+    assert {r.segments[0].segment_id for r in schedule} == {"trace/block/0"}
+    assert 0.15 < hits / total < 0.37

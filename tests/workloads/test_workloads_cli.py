@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.workload_configs import PRESETS, workload_file
+from workloads.__main__ import main
+from workloads.schedule import Schedule
+
+
+@pytest.fixture
+def azure(tmp_path):
+    path = tmp_path / "azure.csv"
+    rows = [f"2024-05-12 00:00:{i:02d}.{i * i:04d},{100 + i},{10 + i % 7}" for i in range(30)]
+    path.write_text("\r\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    return path
+
+
+def run(capsys, *argv):
+    code = main([str(a) for a in argv])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_show_prints_the_schedule_that_a_run_would_draw(capsys, tmp_path, name):
+    out_file = tmp_path / "schedule.parquet"
+    code, out, err = run(capsys, "show", name, "--requests", 60, "--seed", 4, "--out", out_file)
+    assert (code, err) == (0, "")
+    schedule = Schedule.from_parquet(out_file)
+    assert len(schedule) == 60
+    assert schedule.sha256() in out
+    for word in ("planned rate", "CV of gaps", "prompt_tokens", "stop_after", "p99", "none"):
+        assert word in out
+
+
+def test_show_takes_settings(capsys):
+    _, plain, _ = run(capsys, "show", "rag")
+    code, out, _ = run(capsys, "show", "rag", "workload.rate=8", "length_scale=1", "arrivals.kind=poisson")
+    assert code == 0
+    assert "8 /s" in out
+    assert out != plain
+
+
+def test_show_a_trace(capsys, azure):
+    code, out, _ = run(capsys, "show", "trace", f"path={azure}", "input.cap=110")
+    assert code == 0
+    assert "note: 19 of 30 prompts cut to workload.input.cap=110 tokens" in out
+
+
+def test_fit_prints_settings_that_a_preset_takes(capsys, azure):
+    code, out, _ = run(capsys, "fit", azure)
+    assert code == 0
+    assert "30 rows" in out
+    assert "output: {dist: lognormal, mu: 2.5" in out
+    assert "gamma shape" in out
+
+
+def test_convert_to_standard_output_and_to_a_file(capsys, azure, tmp_path):
+    code, out, err = run(capsys, "convert", azure, "--to", "mooncake", "--limit", 2)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        '{"timestamp": 0, "input_length": 100, "output_length": 10, "hash_ids": [0]}',
+        '{"timestamp": 1000.1, "input_length": 101, "output_length": 11, "hash_ids": [1]}',
+    ]
+    assert run(capsys, "convert", azure, "--to", "mooncake", "--out", tmp_path / "m.jsonl")[0] == 0
+    code, out, err = run(capsys, "convert", tmp_path / "m.jsonl", "--to", "azure")
+    assert code == 0
+    assert out.splitlines()[2] == "1970-01-01 00:00:01.0001000,101,11"
+    assert "what prompts shared is lost" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("show", "rog"), "workload=rog: choose from batch, chat, rag, summarize, trace"),
+        (("show", "rag", "rat=3"), "workload.rat is not a setting of rag"),
+        (("show", "rag", "rate"), "rate: needs the form KEY=VALUE"),
+        (("show", "rag", "rate=-2"), "workload.rate=-2"),
+        (("show", "trace"), "workload.path=null"),
+        (("show", "rag", "--seed", "-1"), "seed=-1"),
+        (("show", "rag", "--out", "/nowhere/x.parquet"), "--out=/nowhere/x.parquet: cannot be written"),
+        (("fit", "/nowhere/trace.csv"), "/nowhere/trace.csv: no such file"),
+        (("fit", "/nowhere/trace.csv", "--limit", "0"), "--limit=0"),
+    ],
+)
+def test_usage_errors_are_one_line_and_exit_2(capsys, argv, words):
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; from workloads.__main__ import main\n"
+        "try: main(['--help'])\nexcept SystemExit as e: assert e.code == 0\n"
+        "heavy = {'numpy', 'scipy', 'pandas', 'pyarrow', 'rich', 'omegaconf', 'torch'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    for command in ("show", "fit", "convert"):
+        assert command in out.stdout
+
+
+def test_drawing_needs_no_torch():
+    code = (
+        "import sys, yaml; from workloads import draw\n"
+        f"draw(yaml.safe_load(open({workload_file('rag')!r})), seed=0, requests=3)\n"
+        "assert not {'torch', 'engines', 'harness.loadgen'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
