@@ -141,6 +141,7 @@ class Measurement:
         finally:
             self._interruption.on_signal = lambda: say("ending the run; once more to leave at once")
         meta |= self._result(result, telemetry)
+        meta["planned"]["requests"] = result.scheduled  # fewer in a closed loop that ran out of time
         if self._server is not None:
             self._server.stop()
         write_meta(self.run_dir, meta)
@@ -286,9 +287,7 @@ def conclude(cfg: DictConfig, run_dir: Path) -> RunOutcome:
 def exit_code(cfg: DictConfig, summary: dict[str, Any]) -> int:
     """3 for a run that may not be believed; with slo.enforce, 1 for a miss and 4 if nothing can be judged."""
     if not summary["valid"]:
-        for reason in summary["invalid_reasons"]:
-            say(f"invalid: {reason}")
-        return INVALID
+        return INVALID  # the table has said why
     if not cfg.slo.enforce:
         return PASS
     attained = summary["throughput"]["slo_attainment"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -108,7 +109,15 @@ def warm_up(target: RunTarget, prompts: PromptBook, folder: Path) -> str | None:
     if not bad:
         return None
     status = f"HTTP {bad[0].status}, " if bad[0].status else ""
-    return " ".join(f"{status}{bad[0].error or bad[0].reason or bad[0].outcome}".split())
+    return " ".join(f"{status}{_message(bad[0].error) or bad[0].reason or bad[0].outcome}".split())
+
+
+def _message(error: str | None) -> str | None:
+    """The sentence inside an OpenAI error body; anything else as it is."""
+    try:
+        return str(json.loads(error or "")["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return error
 
 
 def warm_up_schedule(max_model_len: int | None) -> Schedule:
