@@ -140,7 +140,7 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
                 "stalls",
                 f"{stalls['count']} over {number(stalls['threshold_ms'])} ms "
                 f"({number(stalls['seconds'])} s), longest gap {number(stalls['longest_ms'])} ms, "
-                f"fluidity {number(summary['fluidity'])}",
+                f"fluidity {number(summary['fluidity'], 4)}",
             )
         )
     if steps["count"] is not None:

@@ -178,11 +178,12 @@ def write_run(
     telemetry: Sequence[dict[str, Any]] | None = None,
     schedule: bool = True,
     deadline_ms: float | None = None,
+    name: str = "continuous",
     **meta: Any,
 ) -> Path:
-    """Write a whole run directory and give its path. meta overrides default_meta."""
+    """Write a whole run directory and give its path. name is the engine's; meta overrides default_meta."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = default_meta(**meta)
+    facts = default_meta(**{"engine": name, **meta})
     facts["planned"] = {**facts["planned"], "requests": len(requests)}
     (folder / "meta.json").write_text(json.dumps(facts))
     header = {"type": "header", "schema_version": 1, "run": facts["run"], "t0_ns": T0_NS}

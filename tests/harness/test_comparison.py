@@ -1,0 +1,159 @@
+"""Runs side by side: ratios only between runs of one schedule, one stall threshold, unlike answers named."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.comparison import ROWS, compare, comparison_rows, judge, main, print_comparison
+from tests.support.run_factory import (
+    SECOND,
+    default_meta,
+    engine_request,
+    request,
+    steady_requests,
+    step,
+    write_run,
+)
+
+
+def write(folder: Path, rows: list[dict[str, Any]], engine: str, useful: int = 100, **meta: Any) -> Path:
+    records = [engine_request(row, admitted=row["send_ns"] / SECOND + 0.01) for row in rows]
+    steps = [step(0, 0.1, 0.5, decode_tokens=useful, ended_rows=100 - useful)]
+    return write_run(folder, rows, engine=records, steps=steps, name=engine, **meta)
+
+
+def printed(*runs: Path) -> str:
+    out = io.StringIO()
+    print_comparison(runs, Console(file=out, width=80, highlight=False, emoji=False))
+    return out.getvalue()
+
+
+def cell(runs: list[Path], path: str, run: str) -> dict[str, Any]:
+    return next(c for c in comparison_rows(compare(runs)) if (c["path"], c["run"]) == (path, run))
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    drained = [request(i, [(i * 0.1 + 2.0, 11)], intended=i * 0.1) for i in range(40)]
+    return [
+        write(tmp_path / "s", drained, "static", useful=60),
+        write(tmp_path / "c", steady_requests(40), "continuous"),
+        write(tmp_path / "k", steady_requests(40, gap=0.03, ttft=0.1), "chunked"),
+    ]
+
+
+def test_ratios_and_arrows(three: list[Path]) -> None:
+    text = printed(*three)
+    lines = {line[:25].strip(): line[25:].split() for line in text.splitlines()}
+    assert lines["useful token fraction"] == ["60.0", "%", "100", "%", "1.67x", "▲", "100", "%", "1.67x", "▲"]
+    assert lines["TTFT p50, ms"] == ["2000", "200", "0.10x", "▲", "100", "0.05x", "▲"]
+    assert lines["TPOT p50, ms"] == ["-", "20.0", "30.0"]  # nothing to hold against a drained answer
+    assert lines["normalized p50, ms/token"] == ["182", "36.4", "0.20x", "▲", "36.4", "0.20x", "▲"]
+    assert "- static: TPOT p50, TPOT p99, longest gap, stalls, stalled, fluidity: drained" in " ".join(
+        text.split()
+    )
+    assert "NOT COMPARABLE" not in text
+    assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
+def test_worse_points_down(three: list[Path]) -> None:
+    runs = [three[1], three[2]]
+    assert cell(runs, "latency_ms.tpot.p50", "chunked") | {"reliable": True} == {
+        "metric": "TPOT p50, ms",
+        "path": "latency_ms.tpot.p50",
+        "run": "chunked",
+        "value": 30.0,
+        "reliable": True,
+        "ratio": 1.5,
+        "verdict": "worse",
+    }
+    assert cell(runs, "latency_ms.ttft.from_intended.p50", "chunked")["verdict"] == "better"
+    assert cell(runs, "latency_ms.e2e.from_intended.p50", "chunked")["verdict"] == "same"
+    assert cell(runs, "steps.batch_size_mean", "chunked")["verdict"] is None
+
+
+def test_every_row_names_a_figure_of_the_summary(three: list[Path]) -> None:
+    rows = comparison_rows(compare([three[1], three[1]]))
+    assert len(rows) == 2 * len(ROWS)
+    assert [c["path"] for c in rows if c["value"] is None] == []
+
+
+def test_other_schedules_get_no_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prints = {**default_meta()["fingerprint"], "schedule": "other"}
+    runs = [
+        write(tmp_path / "a", steady_requests(40), "continuous"),
+        write(tmp_path / "b", steady_requests(40), "chunked", fingerprint=prints),
+    ]
+    text = printed(*runs)
+    assert "NOT COMPARABLE chunked: fingerprint.schedule differs" in text
+    assert not any(c["ratio"] or c["verdict"] for c in comparison_rows(compare(runs)))
+    assert main([str(run) for run in runs]) == 3
+    assert main([str(runs[0]), str(runs[0])]) == 0
+    assert main([str(runs[0]), str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_runs_without_a_known_schedule_are_not_comparable(tmp_path: Path) -> None:
+    unknown = {**default_meta()["fingerprint"], "schedule": None}
+    runs = [write(tmp_path / n, steady_requests(9), n, fingerprint=unknown) for n in ("a", "b")]
+    assert not compare(runs).comparable
+
+
+def test_unlike_answers_and_machines_are_named(tmp_path: Path) -> None:
+    longer = steady_requests(40)
+    for row in longer[:7]:
+        row["output_tokens"] = 12
+    prints = {**default_meta()["fingerprint"], "host": "elsewhere"}
+    runs = [
+        write(tmp_path / "a", steady_requests(40), "continuous"),
+        write(tmp_path / "b", longer, "chunked", fingerprint=prints, length_mode="exact"),
+    ]
+    comparison = compare(runs)
+    assert comparison.comparable
+    assert "chunked: 7 of 40 answers have another token count than with continuous" in comparison.notes
+    assert any("fingerprint.host differs" in note for note in comparison.notes)
+    assert "chunked: length mode is exact, not stop_after" in comparison.notes
+
+
+def test_stalls_are_held_to_one_threshold(tmp_path: Path) -> None:
+    """Gaps of 150 ms all along: by the slow run's own median none is a stall, by the fast run's all are."""
+    runs = [
+        write(tmp_path / "a", steady_requests(10, gap=0.02), "continuous"),
+        write(tmp_path / "b", steady_requests(10, gap=0.15), "chunked"),
+    ]
+    assert cell(runs, "stalls.count", "continuous")["value"] == 0
+    assert cell(runs, "stalls.count", "chunked")["value"] == 100
+    assert cell([runs[1], runs[1]], "stalls.count", "chunked #2")["value"] == 0
+
+
+def test_invalid_runs_are_named_and_exit_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        write(tmp_path / "a", steady_requests(10), "continuous"),
+        write(
+            tmp_path / "b", steady_requests(10), "chunked", complete=False, incomplete_reason="interrupted"
+        ),
+    ]
+    assert main([str(run) for run in runs]) == 3
+    assert "chunked: INVALID incomplete: interrupted" in capsys.readouterr().out
+
+
+def test_one_engine_twice_is_numbered(tmp_path: Path) -> None:
+    run = write(tmp_path / "a", steady_requests(10), "continuous")
+    assert compare([run, run]).names == ("continuous #1", "continuous #2")
+
+
+@pytest.mark.parametrize(
+    ("value", "reference", "better", "verdict"),
+    [
+        *((98.1, 100, "lower", "same"), (97, 100, "lower", "better"), (97, 100, "higher", "worse")),
+        *((0, 0, "lower", "same"), (1, 0, "lower", "worse"), (5, 1, None, None)),
+    ],
+)
+def test_judge(value: float, reference: float, better: str | None, verdict: str | None) -> None:
+    assert judge(value, reference, better) == verdict
