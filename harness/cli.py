@@ -79,6 +79,7 @@ USAGE_ERRORS = {
     "harness.loadgen.settings": "LoadError",
     "harness.tokenizer": "TokenizerError",
 }
+RECORD_ERRORS = {"harness.records": "RecordsError", "harness.dashboard.page": "DashboardError"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def guard(command: Callable[[], int]) -> int:
-    """Run a command; turn what the user can mend into one line and its exit code."""
+    """Run a command; turn what the user can mend, and what the disk refuses, into one line and an exit code."""
     try:
         return command()
     except KeyboardInterrupt:
@@ -133,17 +134,12 @@ def guard(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of our output has gone (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PASS
-    except RuntimeError as error:
-        records = sys.modules.get("harness.records")
-        if records is None or not isinstance(error, records.RecordsError) or DEBUG in os.environ:
-            raise
-        say(f"error: {error}")
-        return INVALID
-    except ValueError as error:
-        if not is_usage_error(error) or DEBUG in os.environ:
+    except Exception as error:
+        code = USAGE if is_usage_error(error) else INVALID if _is_one_of(error, RECORD_ERRORS) else None
+        if code is None or DEBUG in os.environ:
             raise
         say(f"error: {' '.join(str(error).split())}")
-        return USAGE
+        return code
 
 
 def say(line: str) -> None:
@@ -151,13 +147,17 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def is_usage_error(error: ValueError) -> bool:
-    """Every package has its own exception for what a user can mend; one that is not loaded was not raised."""
-    known: list[type] = [UsageError]
-    for module, name in USAGE_ERRORS.items():
-        if module in sys.modules:
-            known.append(getattr(sys.modules[module], name))
-    return isinstance(error, tuple(known))
+def is_usage_error(error: Exception) -> bool:
+    return isinstance(error, UsageError) or _is_one_of(error, USAGE_ERRORS)
+
+
+def _is_one_of(error: Exception, names: dict[str, str]) -> bool:
+    """Every package has its own exceptions; one whose module is not loaded was not raised."""
+    return any(
+        isinstance(error, getattr(sys.modules[module], name))
+        for module, name in names.items()
+        if module in sys.modules
+    )
 
 
 def _main(argv: list[str]) -> int:

@@ -305,7 +305,7 @@ def new_run_dir(cfg: DictConfig) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = "-".join(_slug(str(part)) for part in (cfg.workload.name, cfg.engine.name, cfg.model.name))
     while True:
-        path = Path(cfg.output.dir) / f"{stamp}-{name}-{secrets.token_hex(2)}"
+        path = Path(cfg.output.dir).expanduser() / f"{stamp}-{name}-{secrets.token_hex(2)}"
         try:
             path.mkdir(parents=True)
         except FileExistsError:

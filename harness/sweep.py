@@ -43,7 +43,7 @@ def run_sweep(overrides: list[str]) -> int:
         if interrupted:
             say(f"the sweep ends after {number} of {len(configs)} runs")
             break
-    folder = conclude(parts, Path(configs[0].output.dir))
+    folder = conclude(parts, Path(configs[0].output.dir).expanduser())
     if folder is not None:
         print(f"results: {folder}", flush=True)
     return max((part.exit_code for part in parts), key=SEVERITY.index, default=PASS)
@@ -85,7 +85,7 @@ def _one(cfg: DictConfig, names: list[str]) -> tuple[Part, bool]:
         outcome = run(cfg)
     except KeyboardInterrupt:
         return Part(names, INVALID, None), True
-    except ValueError as error:
+    except Exception as error:
         if not is_usage_error(error):
             raise
         say(f"error: {' '.join(str(error).split())}")

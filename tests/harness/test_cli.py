@@ -13,6 +13,7 @@ from engines.config import ConfigError
 from harness import cli
 from harness.cli import INVALID, PASS, SEVERITY, USAGE, guard, main, parse
 from harness.conf import UsageError, choices
+from harness.records import RecordsWriteError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -174,6 +175,8 @@ def test_guard_lets_a_bug_through_and_nothing_that_the_user_can_mend(capsys):
     assert guard(raising(ConfigError("engine.x=1:\n no"))) == USAGE
     assert capsys.readouterr().err == "error: engine.x=1: no\n"
     assert guard(raising(KeyboardInterrupt())) == INVALID
+    assert guard(raising(RecordsWriteError(Path("x"), OSError(28, "No space left on device")))) == INVALID
+    assert "No space left" in capsys.readouterr().err
     for bug in (ValueError("a bug"), KeyError("a bug"), RuntimeError("a bug")):
         with pytest.raises(type(bug)):
             guard(raising(bug))
