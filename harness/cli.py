@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def guard(command: Callable[[], int]) -> int:
-    """Run a command; turn what the user can mend, and what the disk refuses, into one line and an exit code."""
+    """Run a command; what the user can mend and what the disk refuses become one line and an exit code."""
     try:
         return command()
     except KeyboardInterrupt:
