@@ -189,9 +189,9 @@ def run(args: list[str]) -> int:
     config = load_config(arguments)
     engine = engine_config(config)
     key = api_key(engine)
-    set_environment(engine.threads)
     host, port = config["server"]["host"], config["server"]["port"]
     with bind(host, port) as listener:
+        set_environment(engine.threads)
         import asyncio
 
         from engines.server.launch import Service, Stop, serve

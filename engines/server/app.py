@@ -1,8 +1,8 @@
 """The aiohttp application: routes, refusals, streaming.
 
-Headers leave with the first token, so that whatever goes wrong before it is an HTTP status. The application
-must run under `web.AppRunner(app, handler_cancellation=True)`: then a client that hangs up cancels its
-handler, whose `finally` tells the engine at once, in the queue, in prefill or in decode.
+Headers leave with the first token, so that whatever goes wrong before it is an HTTP status. A client that
+hangs up cancels its handler (see app_runner), whose `finally` tells the engine at once: in the queue, in
+prefill or in decode.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ LOG = logging.getLogger("batchmark.server")
 LONG_TEXT_CHARS = 4096
 """A prompt longer than this is tokenised in a thread, so that it delays nobody's tokens."""
 SSE_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+HANDLERS_END_S = 1.0
+"""How long open handlers get, at the end, to say that the server is going."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -178,9 +180,7 @@ class Server:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client left")
-        stream = self.engine.submit(
-            asked.to_request(ids, self.config.max_model_len), arrival_ns, transport.is_closing
-        )
+        stream = self.engine.submit(asked.to_request(ids, self.config.max_model_len), arrival_ns, transport)
         self.metrics.on_received(stream)
         detokenizer = Detokenizer(self.tokenizer.token_bytes, asked.stop)
         answer = Answer(asked, self.config.model, f"{next(self._numbers):08d}", len(ids), detokenizer)
@@ -199,6 +199,12 @@ class Server:
         finally:
             self.engine.abort(stream)
             self.metrics.on_ended(stream, outcome)
+
+
+def app_runner(app: web.Application) -> web.AppRunner:
+    """The one way to run the application. Without handler_cancellation, which is off by default, nobody
+    would notice that a client has left while nothing is written to it."""
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=HANDLERS_END_S)
 
 
 async def _send_whole(request: web.Request, stream: Stream, answer: Answer) -> web.StreamResponse:

@@ -63,19 +63,19 @@ class Stream:
         "arrival_ns",
         "first_token_ns",
         "first_tokens",
-        "is_gone",
         "last_token_ns",
         "output_tokens",
         "request",
         "seq_id",
+        "transport",
     )
 
-    def __init__(self, request: Request, arrival_ns: int, is_gone: Callable[[], bool]) -> None:
-        """is_gone: true once the client has hung up; asked when outputs arrive, since a half-closed
-        connection with a full send buffer does not end by itself."""
+    def __init__(self, request: Request, arrival_ns: int, transport: asyncio.Transport) -> None:
+        """transport: the client's connection. A half-closed one with a full send buffer does not end by
+        itself, so it is looked at when outputs arrive."""
         self.request = request
         self.arrival_ns = arrival_ns
-        self.is_gone = is_gone
+        self.transport = transport
         self.seq_id: int | None = None
         self.first_token_ns: int | None = None
         self.last_token_ns: int | None = None
@@ -152,9 +152,9 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def submit(self, request: Request, arrival_ns: int, is_gone: Callable[[], bool]) -> Stream:
+    def submit(self, request: Request, arrival_ns: int, transport: asyncio.Transport) -> Stream:
         """Queue a request. A refusal comes out of Stream.next()."""
-        stream = Stream(request, arrival_ns, is_gone)
+        stream = Stream(request, arrival_ns, transport)
         if self.dead is not None:
             stream.feed(Refused("engine_dead", f"the engine has stopped: {self.dead}", 503), arrival_ns)
             return stream
@@ -210,20 +210,13 @@ class EngineThread:
             if self._stopping:
                 return False
             commands, self._commands = self._commands, deque()
-        events: Events = []
-        for verb, stream in commands:
-            if verb == "add":
-                try:
-                    stream.seq_id = self._engine.add(stream.request)
-                    self._streams[stream.seq_id] = stream
-                except Refused as refused:
-                    events.append((stream, refused))
-            elif stream.seq_id is not None:
-                self._engine.abort(stream.seq_id)
-        if commands:  # a pass may take long: what has left is not to be seen only after it
+        if commands:  # a pass may take long: refusals and what has left are not to be seen only after it
+            self._obey(commands)
             self.stats = self._engine.stats()
-        outputs = self._engine.step() if self._engine.has_work else []
-        for output in outputs:
+        if not self._engine.has_work:
+            return True
+        events: Events = []
+        for output in self._engine.step():
             ending = output.finish_reason is not None
             stream = self._streams.pop(output.seq_id) if ending else self._streams[output.seq_id]
             events.append((stream, output))
@@ -231,6 +224,20 @@ class EngineThread:
         if events:
             self._hand_over(self._deliver, events, time.monotonic_ns())
         return True
+
+    def _obey(self, commands: deque[tuple[str, Stream]]) -> None:
+        refusals: Events = []
+        for verb, stream in commands:
+            if verb == "add":
+                try:
+                    stream.seq_id = self._engine.add(stream.request)
+                    self._streams[stream.seq_id] = stream
+                except Refused as refused:
+                    refusals.append((stream, refused))
+            elif stream.seq_id is not None:
+                self._engine.abort(stream.seq_id)
+        if refusals:
+            self._hand_over(self._deliver, refusals, time.monotonic_ns())
 
     def _hand_over(self, call: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
@@ -248,7 +255,8 @@ class EngineThread:
             stream.feed(event, now_ns)
             if stream.ended:
                 self._open.discard(stream)
-            elif stream.is_gone():
+            elif stream.transport.is_closing():
+                stream.transport.abort()  # which cancels the handler
                 self.abort(stream)
 
     def _die(self, reason: str) -> None:

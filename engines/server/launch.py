@@ -19,12 +19,11 @@ from aiohttp import web
 from engines.config import ConfigError, EngineConfig
 from engines.engine import Engine
 from engines.runner import build_runner
-from engines.server.app import Server, ServerConfig
+from engines.server.app import Server, ServerConfig, app_runner
 from engines.server.engine_thread import EngineThread
 from engines.server.metrics import MeteredLog
 from engines.step_log import StepLog
 
-HANDLERS_END_S = 1.0  # how long open handlers get to say that the server is going
 SIGNAL_PATIENCE_S = 8.0  # how long a running iteration gets after a signal
 
 
@@ -115,9 +114,7 @@ async def serve(service: Service, listener: socket.socket, stop: Stop, on_ready:
         loop.add_signal_handler(number, _on_signal, stop, number)
     service.engine.on_death = lambda reason: stop.set(f"the engine has stopped: {reason}", exit_code=1)
     service.engine.start()
-    runner = web.AppRunner(
-        service.application(), handler_cancellation=True, access_log=None, shutdown_timeout=HANDLERS_END_S
-    )
+    runner = app_runner(service.application())
     await runner.setup()
     site = web.SockSite(runner, listener)
     await site.start()

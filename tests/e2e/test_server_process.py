@@ -319,7 +319,6 @@ def refusal(args: list[str]) -> str:
     """What `python -m engines.server ARGS` says before it loads anything."""
     with pytest.raises(ConfigError) as caught:
         main.run(args)
-    assert "torch" not in str(caught.value)
     return str(caught.value)
 
 
@@ -345,11 +344,8 @@ def test_settings_that_cannot_work_are_one_line(args: list[str], words: str) -> 
 
 def test_configuration_files_that_cannot_be_read(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    for text, words in (
-        ("engine: [", "cannot be read"),
-        ("[1]", "holds no settings"),
-        ("seed: 1", "is missing"),
-    ):
+    cases = (("engine: [", "cannot be read"), ("[1]", "holds no settings"), ("seed: 1", "is missing"))
+    for text, words in cases:
         file.write_text(text)
         assert words in refusal(["--config", str(file)])
 

@@ -17,7 +17,7 @@ from engines.batch import RaggedBatch, StepResult
 from engines.config import EngineConfig
 from engines.engine import Engine
 from engines.model.tokenizer import ByteTokenizer
-from engines.server.app import Server, ServerConfig
+from engines.server.app import Server, ServerConfig, app_runner
 from engines.server.engine_thread import EngineThread
 from engines.server.metrics import MeteredLog
 from tests.support.mock_runner import VOCAB, MockRunner
@@ -100,9 +100,7 @@ class LiveServer:
 
     async def __aenter__(self) -> LiveServer:
         self.engine.start()
-        self.app_runner = web.AppRunner(
-            self.server.build(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
-        )
+        self.app_runner = app_runner(self.server.build())
         await self.app_runner.setup()
         await web.SockSite(self.app_runner, self._listener).start()
         return self

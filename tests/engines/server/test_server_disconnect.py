@@ -131,7 +131,7 @@ def test_a_client_that_reads_nothing_holds_little_and_stops_nobody() -> None:
                 transports = [c.transport for c in server.app_runner.server.connections]
                 held = max([held, *(t.get_write_buffer_size() for t in transports if t is not None)])
             assert answered >= 2
-            assert 0 < held < 2 * 65536 + 64 * tokens  # what waits in the socket; tokens wait as numbers
+            assert 65536 < held < 3 * 65536  # the rest waits as numbers, not as text
             answer = await lazy.read_to(b"[DONE]")
             ids = sum(len(part.split(b"]")[0].split(b",")) for part in answer.split(b'"token_ids":[')[1:])
             assert ids == tokens
@@ -156,7 +156,7 @@ def test_a_full_connection_that_is_half_closed_is_given_up() -> None:
             lazy.leave("half")
             await server.until(lambda: server.engine.stats.running == 0, "the engine is free")
             assert server.engine.stats.finished == {"abort": 1}
-            lazy.leave("rst")
             await server.until(lambda: server.metrics.ended["abort"] == 1, "it is counted")
+            lazy.leave("fin")
 
     asyncio.run(scenario())

@@ -209,7 +209,7 @@ FIELDS = ("model", "prompt", "messages", "stream", "stream_options", "max_tokens
 FIELDS += ("seed", "stop", "n", "ignore_eos", "priority", "batchmark", "return_token_ids", "logit_bias", "x")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), anything))
 def test_nothing_but_a_refusal_comes_of_nonsense(body: dict[str, Any]) -> None:
     refusals = []
