@@ -1,0 +1,210 @@
+"""What the engine costs: the time of one decode step over the time of its matrix products alone.
+
+    python -m kernels.bench --step [--model smollm2] [--batch 1 8 32] [--context 256] [--rounds 30] [--threads
+    N]
+
+A step is `ModelRunner.run` as the engine calls it: arrays to tensors, every layer, sampling, ids back to the
+host. Beside it, round by round, the same model's linear layers alone, as torch.nn.functional.linear over the
+unpadded batch in the same dtype: what no engine on plain torch can go below. The two alternate, so that a
+slow moment of the machine meets both; medians are reported. Last line: JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from engines.runner import ModelRunner, build_runner  # before torch: it sets how OpenMP waits
+
+# isort: split
+import torch
+import torch.nn.functional as F
+
+from engines.batch import RaggedBatch
+from engines.config import ConfigError, EngineConfig
+from engines.model.config import ModelConfig
+from engines.model.loader import WEIGHTS
+
+_PER_ROUND = 5  # alternations
+
+
+def main(args: argparse.Namespace | Sequence[str] | None = None) -> int:
+    """args: a command line, or what `kernels.bench` has parsed of one (model, batches, rounds, threads,
+    device, dtype); the other options then keep their defaults."""
+    if isinstance(args, argparse.Namespace):
+        args = argparse.Namespace(**{**vars(parser().parse_args([])), **vars(args)})
+    else:
+        args = parser().parse_args(args)
+    try:
+        config = EngineConfig(
+            name="step_bench",
+            scheduler="chunked",
+            max_num_seqs=max(args.batches),
+            max_num_batched_tokens=max(512, *args.batches),
+            max_model_len=args.context + 1,
+            kv_memory_gb=args.kv_memory_gb,
+            threads=args.threads,
+        )
+        model_cfg = {"name": args.model, "id": args.id, "impl": args.impl, "weights": args.weights}
+        runner = build_runner(model_cfg, config, args.device, args.dtype)
+        result = measure(runner, config, args.batches, args.context, args.rounds)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print_table(result)
+    print(json.dumps(result))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.bench --step", description=__doc__.split("\n")[0] if __doc__ else None
+    )
+    parser.add_argument("--model", default="smollm2", choices=sorted(WEIGHTS))
+    parser.add_argument("--id", help="hub id or folder, for --model hf")
+    parser.add_argument("--weights", help="real, or dummy for random weights at the model's shape")
+    parser.add_argument("--impl", default="lean", choices=["lean", "hf"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--context", type=int, default=256, help="tokens that each sequence has already")
+    parser.add_argument("--rounds", type=int, default=5, help=f"each of {_PER_ROUND} alternations")
+    parser.add_argument("--threads", type=int, help="default: all cores but one")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--kv-memory-gb", type=float, default=4.0)
+    return parser
+
+
+def measure(
+    runner: ModelRunner, config: EngineConfig, batches: Sequence[int], context: int, rounds: int
+) -> dict[str, Any]:
+    """Times in milliseconds, per batch size. Raises ConfigError when the KV pool is too small."""
+    info = runner.info()
+    dtype, device = getattr(torch, info["dtype"]), torch.device(info["device"])
+    layers = linear_weights(runner.loaded.config, dtype, device)
+    rows = []
+    for batch in batches:
+        step = decode_step(runner, config, batch, context)
+        products = linear_pass(layers, batch, dtype, device)
+        step_ms, linear_ms = interleaved_medians([step, products], rounds, device)
+        rows.append(
+            {
+                "batch": batch,
+                "step_ms": round(step_ms, 3),
+                "linear_ms": round(linear_ms, 3),
+                "ratio": round(step_ms / linear_ms, 3),
+                "tokens_per_s": round(batch / step_ms * 1e3, 1),
+            }
+        )
+    return {
+        "bench": "step",
+        "model": runner.loaded.name,
+        "context": context,
+        "rounds": rounds,
+        **info,
+        "rows": rows,
+    }
+
+
+def decode_step(runner: ModelRunner, config: EngineConfig, batch: int, context: int) -> Callable[[], object]:
+    """One decode of `batch` sequences whose token sits at position `context`, over blocks that are filled
+    first."""
+    size = config.block_size
+    blocks_each = -(-(context + 1) // size)
+    if batch * blocks_each >= runner.num_kv_blocks:
+        raise ConfigError(f"--batches {batch} --context {context}: needs more KV than --kv-memory-gb gives")
+    order = np.random.default_rng(0).permutation(batch * blocks_each) + 1
+    table = order.reshape(batch, blocks_each).astype(np.int32)
+    ids = np.arange(7, 7 + context + 1, dtype=np.int64) % min(runner.loaded.config.vocab, 256)
+    positions = np.arange(context + 1, dtype=np.int64)
+    slots = table.astype(np.int64)[:, positions // size] * size + positions % size
+    for row in range(batch):
+        for first in range(0, context, config.max_num_batched_tokens):
+            last = min(context, first + config.max_num_batched_tokens)
+            runner.run(
+                RaggedBatch(
+                    token_ids=ids[first:last],
+                    positions=positions[first:last],
+                    slot_mapping=slots[row, first:last],
+                    cu_q=np.array([0, last - first], np.int32),
+                    kv_len=np.array([last], np.int32),
+                    block_table=table[row : row + 1],
+                    sample_rows=np.empty(0, np.int64),
+                )
+            )
+    decode = RaggedBatch(
+        token_ids=np.full(batch, ids[-1]),
+        positions=np.full(batch, context, np.int64),
+        slot_mapping=np.ascontiguousarray(slots[:, context]),
+        cu_q=np.arange(batch + 1, dtype=np.int32),
+        kv_len=np.full(batch, context + 1, np.int32),
+        block_table=table,
+        sample_rows=np.arange(batch, dtype=np.int64),
+    )
+    return lambda: runner.run(decode)
+
+
+def linear_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """Weights of the model's products, in order, each layer its own, so that they stream from memory as the
+    model's do: [out, in] for fused QKV, O, fused gate-up and down, then the head."""
+    q_size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    hidden, ffn = config.hidden, config.ffn
+    shapes = [(q_size + 2 * kv_size, hidden), (hidden, q_size), (2 * ffn, hidden), (hidden, ffn)]
+    shapes = shapes * config.layers + [(config.vocab, hidden)]
+    generator = torch.Generator(device).manual_seed(0)
+    return [
+        torch.empty(shape, dtype=dtype, device=device).normal_(std=0.02, generator=generator)
+        for shape in shapes
+    ]
+
+
+def linear_pass(
+    weights: Sequence[torch.Tensor], batch: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], object]:
+    inputs = {w.shape[1]: torch.randn(batch, w.shape[1], device=device).to(dtype) for w in weights}
+
+    @torch.inference_mode()
+    def run() -> None:
+        for weight in weights:
+            F.linear(inputs[weight.shape[1]], weight)
+
+    return run
+
+
+def interleaved_medians(
+    functions: Sequence[Callable[[], object]], rounds: int, device: torch.device
+) -> list[float]:
+    """Milliseconds of each, taken in turn."""
+    times: list[list[float]] = [[] for _ in functions]
+    for turn in range(2 + rounds * _PER_ROUND):
+        for function, taken in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            function()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if turn >= 2:  # the first two warm the caches up
+                taken.append((time.perf_counter() - start) * 1e3)
+    return [statistics.median(taken) for taken in times]
+
+
+def print_table(result: dict[str, Any]) -> None:
+    print(
+        f"{result['model']} on {result['device']}, {result['dtype']}, {result['threads']} thread(s), attention "
+        f"{result['attention']}, context {result['context']}, {result['determinism']}, rows padded to "
+        f"{result['row_multiple']}"
+    )
+    print(f"{'batch':>6} {'step ms':>9} {'linear ms':>10} {'ratio':>6} {'tokens/s':>9}")
+    for row in result["rows"]:
+        print(
+            f"{row['batch']:>6} {row['step_ms']:>9.2f} {row['linear_ms']:>10.2f} {row['ratio']:>6.2f} "
+            f"{row['tokens_per_s']:>9.1f}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
