@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.records import RequestLog, RequestRecord
-from tests.support.load import Driven, drive, every, request
+from harness.loadgen import LoadResult, LoadSettings, Target, run_load
+from harness.records import RequestLog, RequestRecord, read_request_file
+from tests.support.load import CountingPrompts, Driven, drive, every, request
 from tests.support.script_server import (
     DONE,
     Script,
@@ -28,6 +29,7 @@ from tests.support.script_server import (
     sse,
     tokens,
 )
+from workloads.schedule import Schedule
 
 LONG_S = 30.0
 """Longer than any test: whatever waits for it has to be hung up on."""
@@ -228,25 +230,32 @@ def test_a_server_that_refuses_for_a_moment_does_not_end_the_load(tmp_path: Path
     assert driven.result.counts["completed"] == 9
 
 
-def test_a_full_disk_ends_the_load_and_keeps_what_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = 0
-    real = RequestLog.append
+def test_a_full_disk_ends_the_load_and_keeps_what_is_written(tmp_path: Path) -> None:
+    class Full(RequestLog):
+        def append(self, record: RequestRecord) -> None:
+            if self.records == 3:
+                self._file.close()
+                self._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+            super().append(record)
 
-    def append(log: RequestLog, record: RequestRecord) -> None:
-        nonlocal written
-        written += 1
-        if written == 4:
-            log._file.close()
-            log._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
-        real(log, record)
+    async def go() -> LoadResult:
+        async with ScriptServer(answer(2)) as server:
+            t0_ns = time.monotonic_ns()
+            return await run_load(
+                Schedule((*every(0.02, 6), request(6, LONG_S)), name="test", seed=0),
+                CountingPrompts(),
+                Target(server.base_url, "m"),
+                LoadSettings(run_id="test"),
+                Full(tmp_path / "requests.jsonl", run="test", t0_ns=t0_ns),
+                t0_ns=t0_ns,
+                stop=asyncio.Event(),
+            )
 
-    monkeypatch.setattr(RequestLog, "append", append)
-    with pytest.raises(AssertionError):  # drive() counts the records: the fourth and later are not on file
-        run(answer(2), tmp_path, [*every(0.02, 6), request(6, LONG_S)])
-    from harness.records import read_request_file
-
+    result = asyncio.run(go())
+    assert result.incomplete_reason is not None
+    assert result.incomplete_reason.startswith(f"cannot write {tmp_path}/requests.jsonl: No space left")
+    assert result.scheduled == sum(result.counts.values()) == 7
+    assert result.counts["cut_off"] > 0
     file = read_request_file(tmp_path / "requests.jsonl")
     assert len(file.records) == 3
     assert not file.closed
@@ -259,11 +268,7 @@ def test_a_request_that_this_client_cannot_send_is_a_record_too(tmp_path: Path) 
 
         async def close(self) -> None: ...
 
-    from harness.loadgen import run as run_module
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "AiohttpTransport", lambda *args: Broken())
-        driven = asyncio.run(drive("http://127.0.0.1:1", [request()], tmp_path))
+    driven = asyncio.run(drive("http://127.0.0.1:1", [request()], tmp_path, transport=Broken()))
     assert (driven.only.outcome, driven.only.reason) == ("failed", "client_error")
     assert driven.only.error == "ZeroDivisionError: a bug"
 

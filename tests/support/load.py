@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.loadgen import LoadResult, LoadSettings, Target, run_load
+from harness.loadgen.transport import Transport
 from harness.records import OUTCOMES, RequestLog, RequestRecord, read_request_file
 from workloads.schedule import Schedule, ScheduledRequest, Segment, request_id
 
@@ -59,6 +60,7 @@ async def drive(
     target: Target | None = None,
     stop: asyncio.Event | None = None,
     on_event: Any = None,
+    transport: Transport | None = None,
     **settings: Any,
 ) -> Driven:
     """Run the load and read its records back. Checks what must hold in every run: each request of the
@@ -76,6 +78,7 @@ async def drive(
         t0_ns=t0_ns,
         stop=stop or asyncio.Event(),
         on_event=on_event,
+        transport=transport,
     )
     file = read_request_file(path)
     records = {record.id: record for record in file.records}
