@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     bandwidth = _read_bandwidth(args.device)
     print(
         f"heads {args.heads}/{args.kv_heads} x {args.dim}, block {args.block_size}, {args.dtype} on "
-        f"{args.device}, {torch.get_num_threads()} threads, median of {args.rounds}; this machine reads {bandwidth:.1f} GB/s"
+        f"{args.device}, {torch.get_num_threads()} threads, median of {args.rounds}; "
+        f"this machine reads {bandwidth:.1f} GB/s"
     )
     print(f"{'case':<24}{'backend':<9}{'ms':>10}{'GB/s':>9}{'share':>8}{'GFLOP/s':>10}")
     results: list[dict[str, Any]] = []

@@ -22,13 +22,14 @@
 namespace {
 
 constexpr int MR = 4;         // rows in registers
-constexpr int NV = 4;         // vectors of keys in a tile
-constexpr int TILE = NV * LANES;
+constexpr int TILE = 64;      // keys
+constexpr int NV = TILE / LANES;
 constexpr int ROWS = 64;      // rows of a work item: its keys stay in the first-level cache meanwhile
-#ifdef __AVX512F__
-constexpr int STEP = NV;      // vectors of keys or components in registers at once: MR * STEP accumulators
+// Vectors of keys or components in registers at once: MR * STEP accumulators, of 32 registers or of 16.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int STEP = 4;
 #else
-constexpr int STEP = 1;
+constexpr int STEP = 2;
 #endif
 
 enum Status { OK = 0, BAD_CU_Q = 1, BAD_BLOCK = 2, NO_MEMORY = 3, BAD_SLOT = 4 };
@@ -159,26 +160,31 @@ INLINE void attend(const float* q, const float* const key_vec[NV], int64_t key_s
                    int padded, const int seen[MR], float* acc, float* top, float* total) {
     vec s[MR][NV];
     score(q, key_vec, key_stride, dim, s);
-    const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    float alpha[MR];
+    const ivec lane = lanes();
+    float base[MR];
+    vec change = {};
     int keys = 0;
     for (int r = 0; r < MR; r++) {
         for (int v = 0; v < NV; v++) s[r][v] = lane + v * LANES < seen[r] ? s[r][v] : splat(-INFINITY);
         vec high = s[r][0];
         for (int v = 1; v < NV; v++) high = high > s[r][v] ? high : s[r][v];
         const float now = std::max(top[r], maximum(high));
-        const float base = now == -INFINITY ? 0.0f : now;  // nothing seen yet: all weights become 0
-        vec old = splat(top[r] - base);
-        alpha[r] = exp2_(old)[0];
+        base[r] = now == -INFINITY ? 0.0f : now;  // nothing seen yet: all weights become 0
+        change[r] = top[r] - base[r];
+        top[r] = now;
+        keys = std::max(keys, seen[r]);
+    }
+    static_assert(MR <= LANES);
+    float alpha[LANES];
+    store(alpha, exp2_(change));
+    for (int r = 0; r < MR; r++) {
         vec part = {};
         for (int v = 0; v < NV; v++) {
-            vec w = exp2_(s[r][v] - base);
+            vec w = exp2_(s[r][v] - base[r]);
             store(scratch.weights + r * TILE + v * LANES, w);
             part += w;
         }
         store(total + r * LANES, load(total + r * LANES) * alpha[r] + part);
-        top[r] = now;
-        keys = std::max(keys, seen[r]);
     }
     const float* const* rows = scratch.value_row;
     int c = 0;

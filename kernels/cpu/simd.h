@@ -1,7 +1,7 @@
-// Sixteen floats at a time with the compiler's vector extensions: one source for AVX-512, AVX2 and NEON.
+// A register of floats with the compiler's vector extensions: one source for AVX-512, AVX2, SSE and NEON.
 //
 // Nothing here reassociates: no -ffast-math, sums run over fixed lanes in a fixed order, so a result depends on the
-// values alone.
+// values alone (and on the width, that is on the machine).
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,33 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
-typedef float vec __attribute__((vector_size(64)));
-typedef int32_t ivec __attribute__((vector_size(64)));
-typedef uint32_t uvec __attribute__((vector_size(64)));
-typedef uint16_t hvec __attribute__((vector_size(32)));
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+// Wider vectors than the registers would go through memory, so each machine gets its own width.
+typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
+typedef uint16_t hvec __attribute__((vector_size(LANES * 2)));
+
+template <int N>
+struct Floats;
+template <>
+struct Floats<16> {
+    typedef float type __attribute__((vector_size(64)));
+};
+template <>
+struct Floats<8> {
+    typedef float type __attribute__((vector_size(32)));
+};
+template <>
+struct Floats<4> {
+    typedef float type __attribute__((vector_size(16)));
+};
 
 struct bf16 {
     uint16_t bits;
@@ -63,16 +85,29 @@ INLINE void store_part(T* p, vec x, int n) {
     std::memcpy(p, buffer, n * sizeof(T));
 }
 
+// Lanes are combined in halves, always in the same order.
+template <int N, class F>
+INLINE float fold(typename Floats<N>::type x, F f) {
+    if constexpr (N == 4) {
+        return f(f(x[0], x[1]), f(x[2], x[3]));
+    } else {
+        typename Floats<N / 2>::type half[2];
+        std::memcpy(half, &x, sizeof x);
+        return fold<N / 2>(f(half[0], half[1]), f);
+    }
+}
 INLINE float sum(vec x) {
-    float s = 0;
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) x[i] += x[i + width];
-    return s + x[0];
+    return fold<LANES>(x, [](auto a, auto b) { return a + b; });
 }
 INLINE float maximum(vec x) {
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
-    return x[0];
+    return fold<LANES>(x, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// 0, 1, 2, ...
+INLINE ivec lanes() {
+    ivec i;
+    for (int l = 0; l < LANES; l++) i[l] = l;
+    return i;
 }
 
 // 2^x to about 1 ulp, exactly 1 at 0, exactly 0 below -126, infinity above 127; NaN stays NaN.
