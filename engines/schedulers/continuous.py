@@ -22,7 +22,8 @@ class ContinuousScheduler(Scheduler):
             if self.make_room(seq, 1, plan):
                 plan.add(seq, 1)
 
-        # KV that had to be taken from someone is not handed to a newcomer in the same iteration (vLLM V1).
+        # KV that was taken from someone is not for a newcomer of the same iteration (vLLM V1). In order of
+        # arrival the victim is the head and would not fit; the rule does not depend on that order.
         while not plan.preempted and self.waiting and self.free_seats():
             seq = self.waiting.head
             prompt = seq.remaining  # of a preempted sequence: prompt and answer so far

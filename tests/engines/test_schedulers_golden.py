@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from engines.queue import FcfsQueue
+from engines.sequence import Sequence
 from tests.support.engine_driver import Driver, config
 
 # prompt and answer length; the static batch of the first three ends with number 1
@@ -122,6 +124,38 @@ def test_chunked_recomputes_in_chunks() -> None:
     assert driver.trace() == ["p0:4 p1:4", "d0 d1", "d0 d1", "d0", "d0", "r1:4", "r1:3", "d1"]
     assert [s.recomputed_tokens for s in driver.log.steps] == [0, 0, 0, 0, 0, 4, 2, 0]
     assert [s.decode_tokens for s in driver.log.steps] == [0, 2, 2, 1, 1, 0, 1, 1]
+
+
+def test_chunked_takes_back_the_token_of_a_victim_it_had_planned() -> None:
+    """5 usable blocks of 2. Number 0 takes its prompt in pieces while number 1, which came later, decodes. At
+    iteration 3 number 0 needs its fourth block, none is free, and number 1 has its token of this
+    iteration."""
+    cfg = config("chunked", block_size=2, max_num_batched_tokens=8, prefill_chunk_size=2)
+    driver = run(Driver(cfg, num_kv_blocks=6), [(8, 1), (1, 5)])
+    assert driver.trace() == ["p0:2 p1:1", "d1 p0:2", "d1 p0:2", "p0:2", "r1:2", "r1:2", "d1"]
+    assert [s.preemptions for s in driver.log.steps] == [0, 0, 0, 1, 0, 0, 0]
+
+
+class SmallestFirst(FcfsQueue):
+    @property
+    def head(self) -> Sequence:
+        return min(self, key=lambda seq: seq.remaining)
+
+
+@pytest.mark.parametrize("name", ["continuous", "chunked"])
+def test_an_iteration_that_preempted_admits_nobody(name: str) -> None:
+    """In order of arrival the victim is the head and does not fit; in another order, somebody else might.
+    Here 5 blocks are usable. At iteration 5 number 1 gives up 3 of them, number 0 takes one, and number 2,
+    which is small enough for the rest, still waits for the next iteration."""
+    driver = Driver(config(name), num_kv_blocks=6)
+    driver.engine.scheduler.waiting = SmallestFirst()
+    driver.add(4, 9)
+    driver.add(8, 8)
+    driver.engine.step()
+    driver.add(1, 2)
+    for _ in range(6):
+        driver.engine.step()
+    assert driver.trace() == ["p0:4 p1:8", "d0 d1", "d0 d1", "d0 d1", "d0 d1", "d0", "d0 p2:1"]
 
 
 @pytest.mark.parametrize(
