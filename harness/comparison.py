@@ -141,11 +141,13 @@ def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
     where not comparable), verdict (better | worse | same | null)."""
     rows = []
     for row in ROWS:
-        reference = lookup(comparison.summaries[0], row.path)
-        for i, (name, summary) in enumerate(zip(comparison.names, comparison.summaries, strict=True)):
+        reference = None
+        for name, summary in zip(comparison.names, comparison.summaries, strict=True):
             value = lookup(summary, row.path)
             ratio = verdict = None
-            if i and comparison.comparable and value is not None and reference is not None:
+            if reference is None:
+                reference = value
+            elif comparison.comparable and value is not None:
                 ratio = value / reference if reference else None
                 verdict = judge(value, reference, row.better)
             rows.append(
@@ -198,7 +200,8 @@ def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = N
     if comparison.comparable and len(comparison.names) > 1:
         out.print(
             Text(
-                f"ratios to {comparison.names[0]}; {BETTER} better, {WORSE} worse, = within 2 %", style="dim"
+                f"ratios to the first run that has the figure; {BETTER} better, {WORSE} worse, = within 2 %",
+                style="dim",
             )
         )
     if unreliable:

@@ -103,6 +103,10 @@ def null_notes(summary: dict[str, Any]) -> list[str]:
     reliable = [lookup(summary, f"latency_ms.{path}") for _, path in LATENCY_ROWS]
     if any(block and block["n"] and not all(block["reliable"].values()) for block in reliable):
         notes.append(LEGEND)
+    streamed = lookup(summary, "latency_ms.ttft.from_intended.n")
+    whole = lookup(summary, "latency_ms.e2e.from_intended.n")
+    if streamed and streamed < whole:
+        notes.append(f"{streamed} of {whole} answers were streamed: only these have TTFT, TPOT and ITL")
     missing: dict[str, list[str]] = {}
     for label, path in LATENCY_ROWS:
         if not (lookup(summary, f"latency_ms.{path}") or {}).get("n"):

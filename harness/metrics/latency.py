@@ -99,7 +99,9 @@ def per_request(requests: pd.DataFrame, slo: dict[str, Any] | None = None) -> pd
     late = np.isin(outcome, UNSERVED) | ((outcome == "cut_off") & (out["reason"] == "shed").to_numpy())
     out["issued"] = completed | late
     out["late_ms"] = np.where(late, np.inf, np.where(completed, out["e2e_ms"], np.nan))
-    out["first_late_ms"] = np.where(late, np.inf, np.where(completed, out["ttft_ms"], np.nan))
+    out["first_late_ms"] = np.where(
+        late & streamed, np.inf, np.where(completed, out["ttft_ms"], np.nan)
+    )  # a whole body has no first token, served or not
     out["met"] = meets_slo(out, slo or {})
     return out
 

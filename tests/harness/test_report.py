@@ -103,6 +103,12 @@ def test_why_rows_are_missing_and_why_a_run_is_invalid(tmp_path: Path) -> None:
     assert row.split() == ["TPOT", *["-"] * 6]
 
 
+def test_answers_that_were_not_streamed_are_mentioned(tmp_path: Path) -> None:
+    rows = [request(i, [(0.5, 1), (1.0, 1)], stream=i < 3) for i in range(5)]
+    assert "3 of 5 answers were streamed" in printed(build_summary(write_run(tmp_path / "a", rows)))
+    assert "were streamed" not in printed(build_summary(write_run(tmp_path / "b", rows[:3])))
+
+
 def test_an_empty_folder_prints_a_table_too(tmp_path: Path) -> None:
     text = printed(build_summary(tmp_path))
     assert "0 scheduled" in text
