@@ -7,6 +7,7 @@ BATCHMARK_DEBUG=1 is set, which always shows one).
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -135,7 +136,7 @@ def guard(command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PASS
     except Exception as error:
-        code = USAGE if is_usage_error(error) else INVALID if _is_one_of(error, RECORD_ERRORS) else None
+        code = USAGE if is_usage_error(error) else INVALID if _is_of_the_disk(error) else None
         if code is None or DEBUG in os.environ:
             raise
         say(f"error: {' '.join(str(error).split())}")
@@ -149,6 +150,11 @@ def say(line: str) -> None:
 
 def is_usage_error(error: Exception) -> bool:
     return isinstance(error, UsageError) or _is_one_of(error, USAGE_ERRORS)
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+    return _is_one_of(error, RECORD_ERRORS) or (isinstance(error, OSError) and error.errno in full)
 
 
 def _is_one_of(error: Exception, names: dict[str, str]) -> bool:

@@ -278,9 +278,11 @@ def conclude(cfg: DictConfig, run_dir: Path) -> RunOutcome:
     finalise(run_dir)
     summary = write_summary(run_dir)
     print_summary(summary)
-    write_dashboard([run_dir], run_dir / "report.html")
     code = exit_code(cfg, summary)
-    print(f"results: {run_dir}", flush=True)
+    try:
+        write_dashboard([run_dir], run_dir / "report.html")
+    finally:
+        print(f"results: {run_dir}", flush=True)
     return RunOutcome(code, run_dir, summary)
 
 

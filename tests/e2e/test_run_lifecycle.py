@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 from omegaconf import OmegaConf
 
@@ -205,6 +206,22 @@ def test_a_harness_that_is_killed_leaves_no_server_and_readable_records(tmp_path
     file = read_request_file(run_dir / "requests.jsonl")
     assert len(file.records) >= 2
     assert not file.closed
+
+
+def test_a_full_disk_is_one_line_and_what_was_written_is_kept(tmp_path):
+    command = HarnessCommand(tmp_path, *LONG)
+    run_dir = command.wait_for_records(2)
+    server = command.server_pid()
+    limit = (run_dir / "requests.jsonl").stat().st_size + 1000
+    psutil.Process(command.process.pid).rlimit(psutil.RLIMIT_FSIZE, (limit, limit))
+    code, _, stderr = command.finish()
+    assert code == 3
+    assert "cannot write" in stderr
+    assert "Traceback" not in stderr
+    assert gone(server)
+    assert len(read_request_file(run_dir / "requests.jsonl").records) >= 2
+    assert (run_dir / "requests.jsonl").stat().st_size <= limit
+    assert meta(run_dir)["complete"] is False
 
 
 def test_a_sweep_compares_and_goes_on_after_an_invalid_run(tmp_path):

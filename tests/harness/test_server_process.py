@@ -1,4 +1,4 @@
-"""The child process, with small programs in the server's place: it is ready, it fails, it never stays behind."""
+"""The child process, with small programs in the server's place: ready, failing, never left behind."""
 
 import json
 import os
