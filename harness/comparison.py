@@ -141,22 +141,23 @@ def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
     where not comparable), verdict (better | worse | same | null)."""
     rows = []
     for row in ROWS:
-        reference = None
+        reference, sure = None, True
         for name, summary in zip(comparison.names, comparison.summaries, strict=True):
             value = lookup(summary, row.path)
             ratio = verdict = None
+            reliable = is_reliable(summary, row.path)
             if reference is None:
-                reference = value
+                reference, sure = value, reliable
             elif comparison.comparable and value is not None:
                 ratio = value / reference if reference else None
-                verdict = judge(value, reference, row.better)
+                verdict = judge(value, reference, row.better) if reliable and sure else None
             rows.append(
                 {
                     "metric": row.label,
                     "path": row.path,
                     "run": name,
                     "value": value,
-                    "reliable": is_reliable(summary, row.path),
+                    "reliable": reliable,
                     "ratio": ratio,
                     "verdict": verdict,
                 }

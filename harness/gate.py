@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.comparison import is_reliable
+from harness.metrics.percentiles import share_interval
 from harness.metrics.summary import build_summary, clean, to_json
 from harness.table import console_for, grid, lookup, number, why_null
 
@@ -156,7 +157,15 @@ def _is_number(value: Any) -> bool:
 
 
 def interval(summary: dict[str, Any], path: str) -> tuple[float, float] | None:
-    """The 95 % interval of a percentile; None for figures that have none."""
+    """The 95 % interval of a percentile, or of attainment and goodput as shares of the requests that were
+    served, failed, timed out or refused; None for figures that have none."""
+    if path in ("throughput.slo_attainment", "throughput.goodput_rps"):
+        share, value = lookup(summary, "throughput.slo_attainment"), lookup(summary, path)
+        issued = sum(summary["counts"][name] for name in ("completed", "failed", "timed_out", "rejected"))
+        if not share or not issued:
+            return None
+        low, high = share_interval(share, issued)
+        return low * value / share, high * value / share
     block, _, name = path.rpartition(".")
     ci = lookup(summary, f"{block}.ci95.{name}")
     return (ci[0], ci[1]) if ci is not None and None not in ci else None
@@ -244,7 +253,7 @@ def make_baseline(summary: dict[str, Any], old: Baseline | None = None) -> dict[
         "schema_version": SCHEMA_VERSION,
         "run": summary["run"]["id"],
         "fingerprint": summary["run"]["fingerprint"],
-        "metrics": metrics,
+        "metrics": clean(metrics),
     }
 
 

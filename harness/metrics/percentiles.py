@@ -57,6 +57,14 @@ def floor_samples(q: float, alpha: float = ALPHA) -> int:
     return n
 
 
+def share_interval(share: float, n: int) -> tuple[float, float]:
+    """95 % interval of a share of n independent trials (Wilson 1927); n >= 1."""
+    z2 = 1.959964**2
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    return centre - half, centre + half
+
+
 def empty_block() -> dict[str, Any]:
     """The figures of something that was not measured: every one is null."""
     return {
