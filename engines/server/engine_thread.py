@@ -26,7 +26,7 @@ class Engine(Protocol):
 
     clock: Callable[[], float]  # seconds
 
-    def add(self, request: Request) -> int: ...
+    def add(self, request: Request, arrival: float | None = None) -> int: ...
 
     def abort(self, seq_id: int) -> None: ...
 
@@ -168,11 +168,15 @@ class EngineThread:
             self._open.discard(stream)
             self._command("abort", stream)
 
-    def fail_open(self, reason: str) -> None:
-        """End every stream with an error, and let the engine forget its request."""
+    def fail_open(self, reason: str, refuse: bool = False) -> None:
+        """End every stream with an error, or, with `refuse`, send those away that have no token yet; let the
+        engine forget them."""
         now_ns = time.monotonic_ns()
         for stream in list(self._open):
-            stream.feed(Output(-1, (), "error", reason), now_ns)
+            if refuse and stream.first_token_ns is None:
+                stream.feed(Refused("going", reason, 503), now_ns)
+            else:
+                stream.feed(Output(-1, (), "error", reason), now_ns)
             self.abort(stream)
 
     def stop(self, timeout_s: float) -> bool:
@@ -230,7 +234,7 @@ class EngineThread:
         for verb, stream in commands:
             if verb == "add":
                 try:
-                    stream.seq_id = self._engine.add(stream.request)
+                    stream.seq_id = self._engine.add(stream.request, stream.arrival_ns / 1e9)
                     self._streams[stream.seq_id] = stream
                 except Refused as refused:
                     refusals.append((stream, refused))

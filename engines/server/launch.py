@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -99,7 +100,8 @@ class Stop:
         if self.reason is None:
             self.reason, self.exit_code, self.patience_s = reason, exit_code, patience_s
         if self._loop is not None and self._event is not None:
-            self._loop.call_soon_threadsafe(self._event.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it is ending already
+                self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self) -> None:
         self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
@@ -123,7 +125,7 @@ async def serve(service: Service, listener: socket.socket, stop: Stop, on_ready:
     on_ready()
     await stop.wait()
     await site.stop()
-    service.engine.fail_open(f"the server is going: {stop.reason}")
+    service.engine.fail_open(f"the server is going: {stop.reason}", refuse=True)
     await runner.cleanup()
     if service.engine.stop(stop.patience_s):
         service.close()
