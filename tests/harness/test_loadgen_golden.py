@@ -54,7 +54,7 @@ def assert_follows(driven, seen: Seen) -> None:
 
 
 def test_role_and_empty_chunks_do_not_make_ttft(tmp_path: Path) -> None:
-    """harness_peers 2a.1: role chunk at once, empty text, then the first text."""
+    """vllm-project/vllm#15106: role chunk at once, empty text, then the first text."""
     script = Script(
         [
             plain(chat({"role": "assistant"})),
@@ -80,7 +80,7 @@ def test_role_and_empty_chunks_do_not_make_ttft(tmp_path: Path) -> None:
 
 
 def test_bundled_tokens_keep_their_times_and_counts(tmp_path: Path) -> None:
-    """harness_peers 2a.5: 5 chunks of 20 tokens: TPOT divides by the tokens after the first chunk."""
+    """vllm-project/vllm#27485: 5 chunks of 20 tokens: TPOT divides by the tokens after the first chunk."""
     script = Script([*(tokens(20, GAP_S) for _ in range(5)), *ending(100)])
     driven, (seen,) = run(script, tmp_path)
     assert_follows(driven, seen)
@@ -92,7 +92,8 @@ def test_bundled_tokens_keep_their_times_and_counts(tmp_path: Path) -> None:
 
 
 def test_first_token_is_no_gap_and_the_tail_is_no_token(tmp_path: Path) -> None:
-    """harness_peers 2a.6 and 2a.7: a long TTFT, short gaps, then a late usage chunk and a later [DONE]."""
+    """vllm-project/vllm#7242, sgl-project/genai-bench#44: a long TTFT, short gaps, then a late usage chunk
+    and a later [DONE]."""
     script = Script(
         [
             tokens(1, 2 * GAP_S),
@@ -115,7 +116,7 @@ def test_first_token_is_no_gap_and_the_tail_is_no_token(tmp_path: Path) -> None:
 
 
 def test_reasoning_is_tokens(tmp_path: Path) -> None:
-    """harness_peers 2a.8: 200 reasoning deltas, then text."""
+    """kubernetes-sigs/inference-perf#559: 200 reasoning deltas, then text."""
     script = Script(
         [
             Step("tokens", GAP_S, chat({"reasoning_content": "r"}), 1),
@@ -169,7 +170,7 @@ def test_not_streamed_is_one_chunk(tmp_path: Path) -> None:
 
 
 def test_counts_come_from_usage_then_ids_then_the_whole_text(tmp_path: Path) -> None:
-    """harness_peers 2a.9, and a server whose usage disagrees with its own ids."""
+    """kubernetes-sigs/inference-perf#364, and a server whose usage disagrees with its own ids."""
 
     def script(body, number):
         return [

@@ -47,8 +47,10 @@ def test_the_alarm_is_never_early(monkeypatch: pytest.MonkeyPatch, timerfd: bool
 
 
 def test_lateness_of_one_arrival_is_not_handed_on() -> None:
-    """harness_peers 2a.4: 400 arrivals at 200/s with a hold-up of 100 ms in the middle. Each intended time is
-    the schedule's own; the backlog leaves at once, and the arrivals after it are on time again."""
+    """vllm-project/vllm#21104: 400 arrivals at 500/s with a hold-up of 200 ms in the middle. Each intended
+    time is the schedule's own; the backlog leaves at once, the arrivals after it are on time again, and so
+    the rate of the whole is the schedule's."""
+    hold_up_s = 0.2
     launched: list[tuple[int, int]] = []
 
     async def nothing() -> None: ...
@@ -56,30 +58,29 @@ def test_lateness_of_one_arrival_is_not_handed_on() -> None:
     def launch(request, intended_ns):
         launched.append((intended_ns, time.monotonic_ns()))
         if len(launched) == 200:
-            time.sleep(0.1)
+            time.sleep(hold_up_s)
         return asyncio.get_running_loop().create_task(nothing())
 
-    requests = every(0.005, 400)
+    requests = every(0.002, 400)
     t0_ns = time.monotonic_ns() + 10_000_000
     asyncio.run(open_loop(requests, t0_ns=t0_ns, launch=launch, prepare=lambda: False))
     assert [i for i, _ in launched] == [t0_ns + round(r.arrival_s * NS) for r in requests]
     late = [at - intended for intended, at in launched]
     assert min(late) >= 0
-    assert late[200] > 0.09 * NS  # the hold-up was real
-    # Relative sleeps would leave the whole second half as late.
-    assert min(late[300:]) < late[200] / 3
+    assert late[200] > 0.9 * hold_up_s * NS  # the hold-up was real
+    # Relative sleeps would leave the whole second half that late, and more by the error of 400 timers.
+    assert min(late[350:]) < late[200] / 3
+    rates = [k / (at - launched[0][1]) * NS for k, (_, at) in enumerate(launched) if k >= 350]
+    assert max(rates) > 0.9 * 500
 
 
-def test_sends_keep_the_rate_of_the_schedule(tmp_path: Path) -> None:
-    driven, server = run(answer(1), tmp_path, every(0.005, 300))
-    assert driven.result.counts["completed"] == 300
-    # Relative sleeps would leave every one of the last sends late by 300 rounding errors of a timer.
-    late = [server.by_id(r.id).received_ns - driven.t0_ns - r.intended_ns for r in driven.records.values()]
-    assert min(late) > 0
-    assert min(late[-60:]) < 0.05 * NS
+def test_every_arrival_is_sent_once_and_never_before_its_time(tmp_path: Path) -> None:
+    driven, server = run(answer(1), tmp_path, every(0.01, 100))
+    assert driven.result.counts["completed"] == driven.result.sent == 100
     assert sorted(s.body["batchmark"]["id"] for s in server.seen) == sorted(driven.records)
     for record in driven.records.values():
-        assert record.intended_ns == round(int(record.id[1:]) * 0.005 * NS)
+        assert record.intended_ns == round(int(record.id[1:]) * 0.01 * NS)
+        assert server.by_id(record.id).received_ns > driven.t0_ns + record.intended_ns
         assert record.dispatch_ns is not None
         assert record.dispatch_ns >= record.intended_ns
 
@@ -95,8 +96,8 @@ def test_no_arrival_waits_for_another_ones_answer(tmp_path: Path) -> None:
 
 
 def test_a_cap_is_seen_from_the_intended_time_and_not_from_the_send(tmp_path: Path) -> None:
-    """harness_peers 2a.2: 8 requests, service S, arrivals every S/5, a cap of 1. From the send every answer
-    takes about S; from the schedule, request i takes S + i * 4/5 S."""
+    """vllm-project/vllm#54101: 8 requests, service S, arrivals every S/5, a cap of 1. From the send every
+    answer takes about S; from the schedule, request i takes S + i * 4/5 S."""
     service, gap = 0.1, 0.02
     driven, server = run(Script([tokens(1, service), *ending(1)]), tmp_path, every(gap, 8), concurrency=1)
     assert server.peak == 1
@@ -119,7 +120,7 @@ def test_a_cap_is_seen_from_the_intended_time_and_not_from_the_send(tmp_path: Pa
 
 
 def test_in_a_closed_loop_a_slow_answer_holds_only_its_own_place(tmp_path: Path) -> None:
-    """harness_peers 2a.24: one slow answer among 8 places; the other 7 keep turning over."""
+    """ray-project/llmperf#43: one slow answer among 8 places; the other 7 keep turning over."""
     slow = Script([tokens(1, 0.7), *ending(1)])
     quick = Script([tokens(1, 0.02), *ending(1)])
     driven, server = run(
@@ -137,15 +138,16 @@ def test_in_a_closed_loop_a_request_is_due_when_its_place_comes_free(tmp_path: P
         Script([tokens(1, 0.03), *ending(1)]), tmp_path, every(0.0, 9), kind="closed", concurrency=3
     )
     assert server.peak == 3
-    ends = [r.end_ns for r in driven.records.values()]
-    by_id = dict(sorted(driven.records.items()))
-    first, later = list(by_id.values())[:3], list(by_id.values())[3:]
-    assert [r.intended_ns for r in first] == [0, 0, 0]
-    for record in later:
-        before = max(e for e in ends if e is not None and e <= record.intended_ns)
-        assert record.intended_ns >= before
+    records = sorted(driven.records.values(), key=lambda r: r.id)
+    assert [r.intended_ns for r in records[:3]] == [0, 0, 0]
+    ends = sorted(r.end_ns for r in records if r.end_ns is not None)
+    for k, record in enumerate(records[3:]):
+        # The fourth is due when the first place has come free, and so on: never before.
+        assert ends[k] <= record.intended_ns
         assert record.dispatch_ns is not None
         assert record.dispatch_ns >= record.intended_ns
+        under_way = [r for r in records if r.end_ns and r.intended_ns <= record.intended_ns < r.end_ns]
+        assert len(under_way) <= 3
 
 
 def test_duration_stops_the_sending_and_waits_for_the_answers(tmp_path: Path) -> None:
