@@ -1,5 +1,4 @@
-"""What the engine will not take: requests that could never run, and more waiting than it was told to
-allow."""
+"""What the engine will not take: requests that could never run, and more of them waiting than allowed."""
 
 from __future__ import annotations
 

@@ -20,11 +20,12 @@ from engines.batch import RaggedBatch, Sampling, StepResult
 from engines.config import ConfigError, EngineConfig
 from engines.kv_pool import BlockPool, IntegrityError
 from engines.plan import Entry, Kind, Plan
+from engines.recorder import Recorder, new_record, to_ns
 from engines.request import Output, Request
 from engines.schedulers import build as build_scheduler
 from engines.sequence import Sequence, Status
-from engines.stats import Counters, Occupancy, Stats
-from engines.step_log import RequestRecord, StepLog, StepRecord
+from engines.stats import Occupancy, Stats
+from engines.step_log import RequestRecord, StepLog
 
 
 class Runner(Protocol):
@@ -79,7 +80,6 @@ class Engine:
         self.clock = clock
         self.eos_token_ids = frozenset(eos_token_ids)
         self.seed = seed
-        self.step_log = step_log
         self.pool = BlockPool(num_kv_blocks, config.block_size)
         self.scheduler = build_scheduler(config, self.pool)
         needed = self.pool.blocks_for(config.max_model_len)
@@ -88,14 +88,13 @@ class Engine:
                 f"engine.num_kv_blocks={num_kv_blocks}: reservation=max_model_len needs {needed + 1} "
                 f"for engine.max_model_len={config.max_model_len}"
             )
-        self.counters = Counters()
+        self.recorder = Recorder(step_log)
+        self.counters = self.recorder.counters
         self._live: dict[int, _Live] = {}
         self._ended: list[_Live] = []  # the answer has ended, but it or its KV has not left yet
         self._outbox: list[Output] = []
         self._next_id = 0
         self._since_forced = 0
-        self._logged = (0, 0)  # preemptions and refusals at the last row of the step log
-        self._pass_ended: float | None = None  # None: idle since
 
     # -- requests come and go --------------------------------------------------------------------------------
 
@@ -115,16 +114,11 @@ class Engine:
             request.priority,
             request.tenant,
         )
-        record = _record(seq, request)
+        record = new_record(seq, request)
         self.counters.received += 1
         refused = refusal(seq, request, self.config, self.scheduler)
         if refused is not None:
-            _bump(self.counters.refusals, refused.reason)
-            record.finish_reason, record.refusal, record.finish_ns = "refused", refused.reason, _ns(now)
-            if self.step_log is not None:
-                self.step_log.request(record)
-                if not self.has_work:  # no step will come to write it down
-                    self.step_log.flush()
+            self.recorder.refused(record, refused.reason, now, idle=not self.has_work)
             raise refused
         seed = request.sampling.seed
         if seed is None:
@@ -140,7 +134,7 @@ class Engine:
         if live is None or live.answered:
             return
         now = self.clock()
-        live.record.abort_seen_ns = _ns(now)
+        live.record.abort_seen_ns = to_ns(now)
         state = live.state
         self._end(live, "abort")
         live.record.abort_state = "held" if live.seq.status is Status.ENDED else state
@@ -173,15 +167,19 @@ class Engine:
         if plan.entries:
             self._iterate(plan, now)
         else:
-            self._pass_ended = None
+            self.recorder.waited()
         outputs, self._outbox = self._outbox, []
         if not self.has_work:
             self._idle()
         return outputs
 
     def _iterate(self, plan: Plan, now: float) -> None:
-        tally = self._tally(plan, now)
+        tally = self.recorder.planned(plan)
         occupancy = self._occupancy()
+        for entry in plan.entries:
+            record = self._live[entry.seq.seq_id].record
+            if record.admitted_ns is None:
+                record.admitted_ns = to_ns(now)
         batch, sampled = assemble(plan, self._tokens, self.config.block_size, self.config.max_model_len)
         sampling = self._sampling(sampled)
         if sampling is not None:
@@ -199,34 +197,7 @@ class Engine:
             self._publish(plan, sampled, result, end)
         self._dismiss(end)
         self._force_preemption(sampled)
-        if self.step_log is not None:
-            self._log_step(self.step_log, plan, tally, occupancy, start, end, pad_rows)
-        self.counters.steps += 1
-        self._pass_ended = end
-
-    def _tally(self, plan: Plan, now: float) -> Counters:
-        """What the pass will compute, by use; and note who is scheduled for the first time."""
-        tally, total = Counters(), self.counters
-        for entry in plan.entries:
-            tally.left_pad_tokens += entry.left_pad
-            if entry.kind is Kind.ENDED:
-                tally.ended_rows += 1
-                continue
-            prefill, decode, recomputed = entry.split()
-            tally.prefill_tokens += prefill
-            tally.decode_tokens += decode
-            tally.recomputed_tokens += recomputed
-            record = self._live[entry.seq.seq_id].record
-            record.recomputed_tokens += recomputed
-            if record.admitted_ns is None:
-                record.admitted_ns = _ns(now)
-        total.left_pad_tokens += tally.left_pad_tokens
-        total.ended_rows += tally.ended_rows
-        total.prefill_tokens += tally.prefill_tokens
-        total.decode_tokens += tally.decode_tokens
-        total.recomputed_tokens += tally.recomputed_tokens
-        total.preemptions += len(plan.preempted)
-        return tally
+        self.recorder.passed(plan, tally, occupancy, start, end, pad_rows)
 
     def _publish(self, plan: Plan, sampled: list[Entry], result: StepResult, now: float) -> None:
         for seq, num_tokens, kind, _ in plan.entries:
@@ -242,7 +213,7 @@ class Engine:
             live.seq.num_tokens += 1
             self.counters.output_tokens += 1
             if live.record.first_token_ns is None:
-                live.record.first_token_ns = _ns(now)
+                live.record.first_token_ns = to_ns(now)
             reason = self._end_reason(live, token)
             if reason is not None:
                 self._end(live, reason)
@@ -291,8 +262,7 @@ class Engine:
     # -- how a request leaves --------------------------------------------------------------------------------
 
     def _end(self, live: _Live, reason: str) -> None:
-        """No more tokens for it. The scheduler takes its seat and KV back, now or when the static batch
-        ends."""
+        """No more tokens for it. The scheduler takes seat and KV back, now or when the static batch ends."""
         if live not in self._ended:
             self._ended.append(live)
         live.record.finish_reason = reason
@@ -303,75 +273,23 @@ class Engine:
         live.answered = output.finish_reason is not None
 
     def _dismiss(self, now: float) -> None:
-        """Let go of what has ended: drained answers when the batch is over, records when KV is free as
-        well."""
+        """Let go of what has ended: of drained answers when the batch is over, of records when KV is free."""
         batch_over = not self.scheduler.running
         for live in list(self._ended):
             record = live.record
             if not live.answered and batch_over:
                 self._answer(live, Output(live.seq.seq_id, live.answer, record.finish_reason))
             if record.finish_ns is None and live.seq.status is Status.FINISHED:
-                record.finish_ns = _ns(now)
+                record.finish_ns = to_ns(now)
             if live.answered and record.finish_ns is not None:
                 self._ended.remove(live)
                 del self._live[live.seq.seq_id]
-                _bump(self.counters.finished, str(record.finish_reason))
-                self._log_request(live)
-
-    def _log_request(self, live: _Live) -> None:
-        if self.step_log is None:
-            return
-        seq, record = live.seq, live.record
-        record.output_tokens = seq.num_tokens - seq.prompt_len
-        record.preemptions = seq.num_preemptions
-        if record.finish_reason == "abort":
-            record.wasted_tokens = seq.max_computed + record.recomputed_tokens + seq.num_padded
-        self.step_log.request(record)
-
-    def _log_step(
-        self,
-        log: StepLog,
-        plan: Plan,
-        tally: Counters,
-        occupancy: Occupancy,
-        start: float,
-        end: float,
-        pad_rows: int,
-    ) -> None:
-        preemptions, refusals = self.counters.preemptions, sum(self.counters.refusals.values())
-        log.step(
-            StepRecord(
-                step=self.counters.steps,
-                start_ns=_ns(start),
-                duration_ns=_ns(end) - _ns(start),
-                host_gap_ns=None if self._pass_ended is None else _ns(start) - _ns(self._pass_ended),
-                num_seqs=len(plan.entries) - tally.ended_rows,
-                prefill_tokens=tally.prefill_tokens,
-                decode_tokens=tally.decode_tokens,
-                ended_rows=tally.ended_rows,
-                left_pad_tokens=tally.left_pad_tokens,
-                recomputed_tokens=tally.recomputed_tokens,
-                backend_pad_rows=pad_rows,
-                waiting=occupancy.waiting,
-                running=occupancy.running,
-                kv_live=occupancy.kv_live,
-                kv_cached=occupancy.kv_cached,
-                kv_free=occupancy.kv_free,
-                preemptions=preemptions - self._logged[0],
-                refusals=refusals - self._logged[1],
-                ids=[entry.seq.seq_id for entry in plan.entries],
-                tokens=[entry.num_tokens for entry in plan.entries],
-                kind=[int(entry.kind) for entry in plan.entries],
-            )
-        )
-        self._logged = (preemptions, refusals)
+                self.recorder.left(live.seq, record)
 
     def _idle(self) -> None:
-        self._pass_ended = None
         if self.pool.num_live:
             raise IntegrityError(f"{self.pool.num_live} KV blocks are live and no request is")
-        if self.step_log is not None:
-            self.step_log.flush()
+        self.recorder.idle()
 
     # -- looking in ------------------------------------------------------------------------------------------
 
@@ -402,26 +320,3 @@ class Engine:
             [live.seed for live in lives],
             [live.seq.num_tokens - live.seq.prompt_len for live in lives],
         )
-
-
-def _record(seq: Sequence, request: Request) -> RequestRecord:
-    return RequestRecord(
-        seq_id=seq.seq_id,
-        run=request.label.get("run"),
-        id=request.label.get("id"),
-        attempt=request.label.get("attempt"),
-        tenant=request.tenant,
-        request_class=request.request_class,
-        priority=request.priority,
-        prompt_tokens=seq.prompt_len,
-        max_tokens=request.max_tokens,
-        arrival_ns=_ns(seq.arrival),
-    )
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)
-
-
-def _bump(counts: dict[str, int], key: str) -> None:
-    counts[key] = counts.get(key, 0) + 1

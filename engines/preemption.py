@@ -1,5 +1,4 @@
-"""What happens when KV runs out: the newest sequence gives way and is computed again later (vLLM's
-recompute)."""
+"""What happens when KV runs out: the newest sequence gives way, and is computed again later (recompute)."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from engines.sequence import Sequence, Status
 
 
 class FcfsQueue:
-    """Sequences without a seat. A preempted sequence came before everyone who waits, so in front is its
-    place."""
+    """Sequences without a seat. A preempted one came before everyone who waits: its place is in front."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[int, Sequence] = OrderedDict()

@@ -1,5 +1,4 @@
-"""A sequence: what a scheduler may know about a request. No text, no sampling, and not where the answer will
-end."""
+"""What a scheduler may know about a request: no text, no sampling, and not where its answer will end."""
 
 from __future__ import annotations
 
@@ -36,6 +35,7 @@ class Sequence:
     max_computed: int = 0  # the furthest that num_computed ever was: what lies below is recomputation
     num_padded: int = 0  # positions computed for nobody, after the answer had ended
     num_preemptions: int = 0
+    num_recomputed: int = 0  # tokens computed again after preemptions
     block_table: array[int] = field(
         default_factory=lambda: array("i")
     )  # int32: numpy copies it without a loop

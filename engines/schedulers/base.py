@@ -1,8 +1,7 @@
 """What all schedulers share: the seats, the queue, the KV pool, and how a sequence moves between them.
 
-A subclass decides in `schedule` who gets how many tokens of the next iteration. `running` and `waiting`, one
-after the other, stay in order of arrival: seats are given from the head of the queue and taken from the
-newest."""
+A subclass decides in `schedule` who gets how many tokens of the next iteration. Seats are given to the head
+of the queue and taken from the newest, so `running` followed by `waiting` is always in order of arrival."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Chunked prefill, or stall-free batching: decodes first, prompts in pieces (Sarathi-Serve, OSDI 2024; vLLM
-V1).
+"""Chunked prefill, or stall-free batching (Sarathi-Serve, OSDI 2024; vLLM V1).
 
     1. every decoding sequence takes one token
     2. what is left of the token budget goes to prompts that are partly computed, oldest first
-    3. then to new ones, from the head of the queue
+    3. then to new ones, from the head of the queue, unless KV has run out
 
 It differs from `continuous` in the split of the budget only: no iteration computes more than
-max_num_batched_tokens, so no decode waits longer than one such pass, however long the prompts are."""
+max_num_batched_tokens, so no decode waits longer than one such pass, however long the prompts are. Decodes
+come first, as in Sarathi-Serve; vLLM V1 walks its running list once and in order, where the piece of an early
+prompt can come before a later decode. prefill_chunk_size is vLLM's long_prefill_token_threshold."""
 
 from __future__ import annotations
 
@@ -19,9 +20,8 @@ class ChunkedScheduler(Scheduler):
     def schedule(self, now: float) -> Plan:
         plan = Plan()
 
-        # Victims leave at the tail of the list that we walk, so they are not visited. The budget is no
-        # smaller than the number of seats (EngineConfig), so every decode has its token and a partial prompt
-        # at least one.
+        # Victims leave at the tail of the list that we walk, so they are not visited. The budget is at least
+        # the number of seats (EngineConfig): there is a token for every decode, and one for a partial prompt.
         for seq in self.running:
             if seq.decoding and self.make_room(seq, 1, plan):
                 plan.add(seq, 1)
@@ -48,8 +48,8 @@ class ChunkedScheduler(Scheduler):
         return min(seq.remaining, longest, self.budget(plan))
 
     def _whole_input_fits(self, seq: Sequence) -> bool:
-        """Only a check: with on_demand, KV is taken chunk by chunk. Without it, prompts enter by half and
-        then take each other's blocks away. vLLM V1 (scheduler_reserve_full_isl) looks at the free blocks
-        alone; here the blocks that running sequences still need for their own prompts are set aside."""
+        """A check, not a reservation: with on_demand, KV is taken piece by piece. Without it, prompts enter
+        by half and then take each other's blocks away. vLLM V1 (scheduler_reserve_full_isl) looks at the free
+        blocks alone; here those that running sequences still need for their own prompts are set aside."""
         promised = sum(self.pool.missing(s.block_table, s.num_tokens) for s in self.running)
         return self.pool.missing(seq.block_table, seq.num_tokens) + promised <= self.pool.num_free

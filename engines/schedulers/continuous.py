@@ -1,11 +1,11 @@
 """Continuous batching: requests enter and leave at every iteration (Orca, OSDI 2022).
 
-    every running sequence decodes one token; if KV runs out, the newest is preempted unless one was: while a
-    seat, the token budget and KV allow, the head of the queue joins with its whole prompt
+    1. every running sequence decodes one token; if KV runs out, the newest is preempted
+    2. if nobody was: while a seat, the token budget and KV allow, the head of the queue joins, prompt and all
 
 Whole prompts share the pass with everyone's decodes, so a long prompt makes one long iteration and everyone
-waits for it: the generation stall that chunked prefill removes. KV is Orca's reservation of the maximum with
-reservation=max_model_len, and vLLM's (SOSP 2023) with on_demand, the default."""
+waits for it: the generation stall that chunked prefill removes. With reservation=max_model_len the KV is
+Orca's; with on_demand, the default, vLLM's (SOSP 2023)."""
 
 from __future__ import annotations
 

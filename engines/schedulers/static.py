@@ -1,14 +1,17 @@
 """Static batching, at the level of whole requests (Hugging Face generate(), FasterTransformer).
 
-    if the batch has ended: form the next one from the head of the queue and prefill it in one pass
+    if the batch has ended: form the next one from the head of the queue, and prefill it in one pass
     otherwise:              every sequence of the batch decodes one token
 
 Nobody joins a batch that runs. Three switches say how true to the original it is, all on by default:
-    left_pad      the prompts are padded to the longest, and the pads are computed pad_finished  a row whose
-    answer has ended is computed until the batch ends, and keeps its KV so long; so does
-                  the row of a client that has gone, since generate() could not drop it either
-    drain         the answers leave when the batch has ended (the engine holds them)
-max_queue_delay_ms lets an incomplete batch wait for company, as Triton's dynamic batcher does."""
+
+    left_pad      the prompts are padded to the longest, and the pads are computed
+    pad_finished  a row whose answer has ended is computed, and keeps its KV, until the batch ends; the row of
+                  a client that has gone as well, since generate() could not drop it either
+    drain         the answers leave when the batch has ended (the engine holds them until then)
+
+max_queue_delay_ms lets an incomplete batch wait for company, as Triton's dynamic batcher does. Decodes do not
+read the keys of the pads again, as they do in generate(): padding costs a little less here than there."""
 
 from __future__ import annotations
 
@@ -90,10 +93,9 @@ class StaticScheduler(Scheduler):
         return batch
 
     def _ready_at(self, now: float) -> float:
-        """When the next batch may start: now if it is full, else when its oldest request has waited long
-        enough."""
+        """When the next batch may start: at once if it is full, else when the oldest has waited enough."""
         if not self.waiting:
             return now
         room_left = len(self._next_batch()) == len(self.waiting) < self.config.max_num_seqs
-        oldest = self.waiting.head.arrival
-        return max(now, oldest + self.config.max_queue_delay_ms / 1e3) if room_left else now
+        delayed = self.waiting.head.arrival + self.config.max_queue_delay_ms / 1e3
+        return max(now, delayed) if room_left else now

@@ -22,7 +22,7 @@ def record(step: int, start_ns: int) -> StepRecord:
 def test_what_an_engine_writes_is_what_is_read(tmp_path: Path) -> None:
     driver = Driver(config("continuous"), num_kv_blocks=6)
     log = StepLog(tmp_path)
-    memory, driver.engine.step_log = driver.log, log
+    memory, driver.engine.recorder.log = driver.log, log
     for prompt_len, max_tokens in [(4, 6), (4, 6), (3, 2)]:
         driver.add(prompt_len, max_tokens, label={"run": "R", "id": f"r{prompt_len}", "attempt": 0})
     while driver.engine.has_work:
