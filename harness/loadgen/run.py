@@ -115,7 +115,7 @@ class _Load:
             cpu_s = time.process_time() - cpu_start
             self._close_log()
         return LoadResult(
-            scheduled=sum(self.counts.values()),
+            scheduled=self.launched if self._draws_to_time else len(self.requests),
             sent=self.sent,
             counts=self.counts,
             last_send_ns=self.last_send_ns,
@@ -145,10 +145,14 @@ class _Load:
             outcome = (await asyncio.gather(pacer, return_exceptions=True))[0]
         if isinstance(outcome, Exception):
             raise outcome
-        if self.halt.is_set() and not (self.settings.kind == "closed" and self.settings.duration_s):
-            # In a closed loop with a duration, what was never launched was never due.
+        if self.halt.is_set() and not self._draws_to_time:
             for request in self.requests[self.launched :]:
                 self._never_sent(request)
+
+    @property
+    def _draws_to_time(self) -> bool:
+        """In a closed loop with a duration the schedule is a supply: what was not launched was not due."""
+        return self.settings.kind == "closed" and self.settings.duration_s is not None
 
     async def _pace(self) -> None:
         if self.settings.kind == "open":
