@@ -194,8 +194,8 @@ def interleaved_medians(
 
 def print_table(result: dict[str, Any]) -> None:
     print(
-        f"{result['model']} on {result['device']}, {result['dtype']}, {result['threads']} thread(s), attention "
-        f"{result['attention']}, context {result['context']}, {result['determinism']}, rows padded to "
+        f"{result['model']} on {result['device']}, {result['dtype']}, {result['threads']} thread(s), "
+        f"attention {result['attention']}, context {result['context']}, {result['determinism']}, rows padded to "
         f"{result['row_multiple']}"
     )
     print(f"{'batch':>6} {'step ms':>9} {'linear ms':>10} {'ratio':>6} {'tokens/s':>9}")

@@ -61,7 +61,10 @@ def _from_hub(model_id: str, patterns: list[str]) -> Path:
 
 
 def _complete(folder: Path, with_weights: bool) -> bool:
-    return (folder / "config.json").is_file() and (not with_weights or any(folder.glob("*.safetensors")))
+    if not (folder / "config.json").is_file():
+        return False
+    files = weight_files(folder) if with_weights else []
+    return not with_weights or (bool(files) and all(path.is_file() for path in files))
 
 
 def _check_reachable(model_id: str) -> None:
@@ -103,17 +106,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     return raw
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the model: the shards that the index names, or all there are."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted({folder / name for name in read_json(index).get("weight_map", {}).values()})
+    return sorted(folder.glob("*.safetensors"))
+
+
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of the folder's safetensors files (one, or the shards that the index names),
     memory-mapped."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = sorted({folder / name for name in read_json(index).get("weight_map", {}).values()})
-    else:
-        files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     if not files:
         raise ConfigError(
             f"{folder}: no *.safetensors file; model.weights=dummy runs the shape with random weights"

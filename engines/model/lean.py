@@ -63,6 +63,7 @@ class LeanModel:
             self.head = Linear(self.embedding)
         else:
             self.head = Linear(take("lm_head.weight", config.vocab, hidden))
+        _refuse_leftovers(weights, config)
         self._cos, self._sin = rope_tables(config, device)
 
     def _layer(self, take: _Taker, prefix: str) -> Layer:
@@ -143,6 +144,16 @@ class LeanModel:
 
     def close(self) -> None:
         """Nothing global was touched."""
+
+
+def _refuse_leftovers(weights: MutableMapping[str, torch.Tensor], config: ModelConfig) -> None:
+    """A tensor that nobody took (a bias, a norm) would make the answers wrong in silence."""
+    for name in weights:
+        if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings):
+            continue
+        raise ConfigError(
+            f"the checkpoint's tensor {name} has no place in a {config.family} of this config.json"
+        )
 
 
 class _Taker:

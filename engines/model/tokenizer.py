@@ -93,6 +93,10 @@ class BpeTokenizer:
             described = json.loads(Path(path).read_text(encoding="utf-8"))
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"{path}: not a readable tokenizer.json ({error})") from None
+        # Some checkpoints ship with their training's limits switched on: a prompt must never be cut in
+        # silence.
+        self._backend.no_truncation()
+        self._backend.no_padding()
         self.eos_token_ids = tuple(eos_token_ids)
         self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
         self._chat_template = chat_template or PLAIN_CHAT_TEMPLATE
@@ -174,9 +178,10 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], values: Ma
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = refuse
+    environment.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
     try:
         return environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=True, **values
         )
-    except TemplateError as error:
+    except Exception as error:  # a template may fail in any way on messages that it did not expect
         raise ValueError(f"the chat template refuses these messages: {error}") from None

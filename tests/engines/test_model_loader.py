@@ -89,6 +89,9 @@ def test_what_is_wrong_with_a_folder_is_one_line(folder: Path) -> None:
     weights = random_weights(SHAPE, 0)
     save_file({**weights, "lm_head.weight": torch.zeros(7, 32)}, folder / "model.safetensors")
     assert "lm_head.weight is [7, 32], config.json: [300, 32]" in message(folder)
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    save_file({**weights, bias: torch.zeros(32)}, folder / "model.safetensors")
+    assert f"tensor {bias} has no place in a llama" in message(folder)
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors")
     assert "has no tensor model.layers.1.mlp.up_proj.weight" in message(folder)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.batch import Sampling
-from engines.sampler import sample, uniform
+from engines.sampler import _likeliest, sample, uniform
 
 
 def sampling(
@@ -34,7 +34,7 @@ def test_greedy_takes_the_largest_and_the_lowest_of_ties() -> None:
 
 
 def test_drawn_tokens_follow_the_distribution() -> None:
-    n = 20_000
+    n = 8_000
     logits = torch.log(torch.tensor([0.5, 0.25, 0.125, 0.125])).repeat(n, 1)
     counts = np.bincount(sample(logits, sampling([1.0] * n)), minlength=4) / n
     # Four standard errors of a share near 1/2 at n draws.
@@ -72,6 +72,22 @@ def test_a_row_is_independent_of_its_neighbours_and_its_place(
     seeds, steps, temperatures = [neighbour] * 4, [3] * 4, [0.0, 1.0, 0.0, 1.0]
     seeds[row], steps[row], temperatures[row] = seed, step, temperature
     assert sample(logits, sampling(temperatures, top_p, seeds, steps))[row] == alone
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000), top_p=st.floats(0.01, 0.999), spread=st.sampled_from([0.0, 0.1, 1.0, 8.0])
+)
+def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort(
+    seed: int, top_p: float, spread: float
+) -> None:
+    weights = np.exp(spread * np.round(np.random.default_rng(seed).normal(size=3000), 1))  # with many ties
+    mass = top_p * float(weights.sum())
+    got = _likeliest(weights, mass)
+    order = np.argsort(-weights, kind="stable")
+    assert got.tolist() == order[: len(got)].tolist()
+    assert weights[got].sum() >= mass * (1 - 1e-12)
+    assert weights[got[:-1]].sum() < mass * (1 + 1e-12)
 
 
 def test_greedy_rows_stay_greedy_beside_drawn_ones() -> None:

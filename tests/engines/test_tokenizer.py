@@ -106,3 +106,21 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match=r"tokenizer\.json: not a readable"):
         BpeTokenizer(tmp_path / "tokenizer.json")
+
+
+def test_limits_that_a_checkpoint_left_on_are_off(bpe_path: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    limited = Tokenizer.from_file(str(bpe_path))
+    limited.enable_truncation(4)
+    limited.enable_padding(length=4)
+    limited.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = BpeTokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.decode(tokenizer.encode("a prompt of more than four tokens")).endswith("four tokens")
+    assert len(tokenizer.encode("x")) == 1
+
+
+def test_templates_may_fail_in_any_way_and_write_json() -> None:
+    with pytest.raises(ValueError, match="refuses these messages"):
+        render_chat("{{ messages[0]['content'] + 1 }}", MESSAGES, {})
+    assert render_chat("{{ messages[0]['content'] | tojson }}", [{"content": "<é>"}], {}) == '"<é>"'
