@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engines.config import ConfigError, EngineConfig
+from harness.conf import compose
+
+GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scheduler": "magic"}, "engine.scheduler=magic: choose from static, continuous, chunked"),
+        ({"reservation": "all"}, "engine.reservation=all: choose from on_demand"),
+        ({"max_num_seqs": 0}, "engine.max_num_seqs=0: needs a whole number above 0"),
+        ({"max_waiting_requests": 0}, "engine.max_waiting_requests=0: needs a whole number above 0"),
+        ({"block_size": 16.0}, "engine.block_size=16.0: needs a whole number"),
+        ({"block_size": None}, "engine.block_size=null: needs a value"),
+        ({"drain": 1}, "engine.drain=1: needs true or false"),
+        ({"queue_timeout_ms": 0}, "engine.queue_timeout_ms=0.0: needs a time above 0, or null"),
+        ({"max_queue_delay_ms": -1}, "engine.max_queue_delay_ms=-1.0: needs 0 or more"),
+        ({"kv_memory_gb": 0.0}, "engine.kv_memory_gb=0.0: give a size above 0, or set engine.num_kv_blocks"),
+        ({"kv_memory_gb": None}, "engine.kv_memory_gb=None: give a size above 0"),
+        ({"colour": "red"}, "engine.colour is not a setting; choose from: .*scheduler"),
+        (
+            {"scheduler": "continuous", "max_num_batched_tokens": 512},
+            "engine.max_num_batched_tokens=512 is below engine.max_model_len=4096: engine=x runs whole",
+        ),
+        (
+            {"max_num_batched_tokens": 8},
+            "engine.max_num_batched_tokens=8 is below engine.max_num_seqs=16: every running sequence needs",
+        ),
+    ],
+)
+def test_what_cannot_work_is_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        EngineConfig.from_mapping({**GOOD, **change})
+    assert "\n" not in str(error.value)
+
+
+def test_null_and_whole_numbers_for_times() -> None:
+    cfg = EngineConfig.from_mapping(
+        {**GOOD, "queue_timeout_ms": 500, "kv_memory_gb": None, "num_kv_blocks": 9}
+    )
+    assert cfg.queue_timeout_ms == 500.0
+    assert cfg.num_kv_blocks == 9
+
+
+def test_a_chunked_engine_may_have_a_budget_below_the_longest_prompt() -> None:
+    assert EngineConfig.from_mapping({**GOOD, "max_num_batched_tokens": 64}).max_num_batched_tokens == 64
+
+
+@pytest.mark.parametrize("name", ["static", "continuous", "chunked"])
+def test_the_presets_are_what_their_files_say(name: str) -> None:
+    cfg = EngineConfig.from_mapping(compose([f"engine={name}"])["engine"])
+    assert (cfg.name, cfg.scheduler) == (name, name)
+    assert cfg.reservation == ("max_model_len" if name == "static" else "on_demand")
