@@ -37,6 +37,10 @@ LEAD_NS = 100_000_000
 """From the choice of t0 to the first possible arrival: time to build bodies and to start the sampler."""
 
 
+DYING_S = 3.0
+"""How long a server that failed the warm-up gets to end of itself, before the load is tried all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
     """How a run ended. run_dir is None when there are no records (a dry run)."""
@@ -152,8 +156,10 @@ class Measurement:
             return
         if self._server is None:
             raise UsageError(f"engine.base_url={self.cfg.engine.base_url}: a test request failed: {problem}")
-        if self._ended_by is not None:
-            raise ServerError(f"{self._ended_by}; see {self._server.log}", refused=False)
+        if self._server.ended_within(DYING_S):
+            raise ServerError(
+                f"the server {self._server.describe_end()}; see {self._server.log}", refused=False
+            )
         say(f"warning: a warm-up request failed: {problem}")
 
     async def _load(

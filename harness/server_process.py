@@ -106,6 +106,10 @@ class ServerProcess:
             if isinstance(event, dict) and event.get("event") == "error":
                 raise ServerError(" ".join(str(event.get("message", "")).split()), refused=True)
 
+    def ended_within(self, timeout_s: float) -> bool:
+        """Wait for an end that seems near."""
+        return self._ended.wait(timeout_s)
+
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """End it: close the pipe, then SIGTERM, then SIGKILL to the whole group. Returns the exit code."""
         self._stopping = True

@@ -77,6 +77,7 @@ def test_ready_line_is_found_among_other_output_and_stop_closes_stdin(start, tmp
         "--exit-with-stdin",
     ]
     assert process.returncode is None
+    assert not process.ended_within(0)
     assert process.stop() == 0
     assert process.stop() == 0  # twice does no harm
     assert gone(process.pid)
@@ -126,6 +127,7 @@ def test_death_is_told_once_and_its_last_words_kept(start):
     process.wait_ready(30)
     os.kill(process.pid, signal.SIGKILL)
     assert heard.wait(20)
+    assert process.ended_within(0)
     process.stop()
     assert told == [(-signal.SIGKILL, "was ended by SIGKILL")]
 
