@@ -193,11 +193,11 @@ def interleaved_medians(
 
 
 def print_table(result: dict[str, Any]) -> None:
+    r = result
     print(
-        f"{result['model']} on {result['device']}, {result['dtype']}, {result['threads']} thread(s), "
-        f"attention {result['attention']}, context {result['context']}, {result['determinism']}, rows padded to "
-        f"{result['row_multiple']}"
+        f"{r['model']} on {r['device']}, {r['dtype']}, {r['threads']} thread(s), attention {r['attention']},"
     )
+    print(f"context {r['context']}, {r['determinism']}, rows padded to a multiple of {r['row_multiple']}")
     print(f"{'batch':>6} {'step ms':>9} {'linear ms':>10} {'ratio':>6} {'tokens/s':>9}")
     for row in result["rows"]:
         print(

@@ -95,7 +95,7 @@ class ModelConfig:
         _refuse_unsupported(raw)
         hidden, heads = _need(raw, "hidden_size"), _need(raw, "num_attention_heads")
         theta, scaling = _rope(raw)
-        bias = bool(raw.get("attention_bias", False))
+        bias = bool(raw.get("attention_bias", False)) and family in ("llama", "qwen3")
         eos = raw.get("eos_token_id")
         defaults = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
         return cls(
@@ -113,7 +113,7 @@ class ModelConfig:
             rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=bias or family == "qwen2",
-            o_bias=bias and family in ("llama", "qwen3"),
+            o_bias=bias,
             qk_norm=family == "qwen3",
             sliding_window=_sliding_window(raw, family),
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
@@ -161,10 +161,13 @@ class ModelConfig:
         return raw
 
 
-def _need(raw: Mapping[str, Any], key: str) -> int:
-    if key not in raw:
-        raise ConfigError(f"config.json: {key} is missing")
-    return raw[key]
+def _need(raw: Mapping[str, Any], key: str, kind: type = int) -> Any:
+    value = raw.get(key)
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+        raise ConfigError(
+            f"config.json: {key}={value!r} needs a number" if key in raw else f"config.json: {key} is missing"
+        )
+    return kind(value)
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
@@ -214,14 +217,14 @@ def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     if kind == "default":
         return theta, None
     if kind == "linear":
-        return theta, RopeScaling("linear", float(values["factor"]))
+        return theta, RopeScaling("linear", _need(values, "factor", float))
     if kind == "llama3":
         return theta, RopeScaling(
             "llama3",
-            float(values["factor"]),
-            float(values["low_freq_factor"]),
-            float(values["high_freq_factor"]),
-            int(values["original_max_position_embeddings"]),
+            _need(values, "factor", float),
+            _need(values, "low_freq_factor", float),
+            _need(values, "high_freq_factor", float),
+            _need(values, "original_max_position_embeddings", int),
         )
     raise ConfigError(
         f"config.json: rope_type={kind} is not supported (default, linear, llama3 are); dynamic and longrope "

@@ -77,6 +77,8 @@ def test_written_and_read_back(family: str) -> None:
         ),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types=linear_attention"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
+        ({"vocab_size": "many"}, "vocab_size='many' needs a number"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
         ({"head_dim": 15}, "head_dim=15 is odd"),
         ({"num_hidden_layers": 0}, "layers=0 needs a whole number above 0"),
     ],

@@ -25,7 +25,7 @@ def test_a_table_for_people_and_a_line_for_machines(capsys: pytest.CaptureFixtur
     )
     assert step_bench.main(args) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split()[:3] == ["batch", "step", "ms"]
+    assert lines[2].split()[:3] == ["batch", "step", "ms"]
     result = json.loads(lines[-1])
     assert [row["batch"] for row in result["rows"]] == [1, 3]
     for row in result["rows"]:
