@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.metrics import percentiles
 from harness.metrics.percentiles import (
     LEVELS,
+    bootstrap_quantiles,
     describe,
     describe_censored,
     describe_pooled,
@@ -128,6 +130,28 @@ def test_pooled_gaps_get_wider_intervals_than_independent_ones() -> None:
     assert width[0] > 2 * width[1]
     assert pooled["p50"] == pytest.approx(naive["p50"])
     assert pooled == describe_pooled(values, np.repeat(np.arange(40), 50))  # the seed is fixed
+
+
+def test_the_bootstrap_draws_whole_requests() -> None:
+    """Against a plain one that builds every resample in full: the same draws, to within one cut."""
+    rng = np.random.default_rng(4)
+    owner = rng.integers(0, 30, 5000)
+    order = np.argsort(values := rng.exponential(20, 5000))
+    values, owner = values[order], owner[order]
+    counts = rng.integers(1, 4, 5000).astype(np.float64)
+    fast = bootstrap_quantiles(values, counts, owner, [0.5, 0.99])
+    again = np.random.default_rng(percentiles.BOOTSTRAP_SEED)
+    for row in fast:
+        chosen = again.integers(0, 30, 30)
+        parts = [np.repeat(values[owner == i], counts[owner == i].astype(int)) for i in chosen]
+        plain = np.quantile(np.concatenate(parts), [0.5, 0.99], method="lower")
+        assert row[0] == pytest.approx(plain[0], rel=0.01)
+        assert row[1] == pytest.approx(plain[1], rel=0.02)
+    short = np.flatnonzero(np.arange(5000) < 2000)  # few enough for no cuts: exact
+    exact = bootstrap_quantiles(values[short], np.ones(2000), owner[short], [0.5])
+    chosen = np.random.default_rng(percentiles.BOOTSTRAP_SEED).integers(0, 30, 30)
+    parts = [values[short][owner[short] == i] for i in chosen]
+    assert exact[0, 0] == np.quantile(np.concatenate(parts), 0.5, method="lower")
 
 
 def test_many_gaps_of_few_answers_are_not_reliable() -> None:
