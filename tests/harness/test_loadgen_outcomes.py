@@ -112,17 +112,24 @@ HANG_UPS = [
 
 @pytest.mark.parametrize(("script", "kind", "value", "chunks"), HANG_UPS)
 def test_a_user_hangs_up(tmp_path: Path, script: Script, kind: str, value: float, chunks: int) -> None:
-    driven, (seen,) = run(script, tmp_path, [request(cancel_kind=kind, cancel_value=value)])
-    record = driven.only
+    # A second answer keeps the load and its connections alive long after the hang-up.
+    other = answer(1, first_s=0.6)
+    driven, all_seen = run(
+        lambda body, n: other if body["batchmark"]["id"] == "r000001" else script,
+        tmp_path,
+        [request(cancel_kind=kind, cancel_value=value), request(1, 0.01)],
+    )
+    seen, witness = sorted(all_seen, key=lambda s: s.body["batchmark"]["id"])
+    record = driven.records["r000000"]
     assert (record.outcome, record.reason) == ("cancelled", kind)
     assert len(record.chunk_ns) == chunks
-    assert seen.closed_ns is not None
     assert seen.ended_ns is None
     assert record.end_ns is not None
     assert record.send_ns is not None
-    assert seen.closed_ns > driven.t0_ns + record.send_ns
+    assert seen.closed_ns is not None
+    assert driven.t0_ns + record.send_ns < seen.closed_ns < witness.sends[0][0]
     if kind != "after_tokens":
-        assert record.end_ns - record.send_ns > 0.09e9
+        assert record.end_ns - record.send_ns > 0.9 * value * 1e9
     assert record.output_tokens == (sum(record.chunk_tokens) or None)
 
 
@@ -130,6 +137,13 @@ def test_a_token_in_time_keeps_the_user(tmp_path: Path) -> None:
     script = Script([tokens(1), tokens(1, 0.3), *ending(2)])
     driven, _ = run(script, tmp_path, [request(cancel_kind="before_first_token", cancel_value=0.15)])
     assert driven.only.outcome == "completed"
+
+
+@pytest.mark.parametrize("last", [plain(completion(finish="length")), plain(DONE)])
+def test_a_whole_answer_is_completed_though_its_formalities_never_come(tmp_path: Path, last: Step) -> None:
+    driven, (seen,) = run(Script([tokens(2), last, Step("hang")]), tmp_path, [request(timeout_s=0.2)])
+    assert (driven.only.outcome, driven.only.chunk_tokens) == ("completed", (2,))
+    assert seen.closed_ns is not None
 
 
 def test_an_answer_that_ends_first_is_completed(tmp_path: Path) -> None:
