@@ -17,12 +17,9 @@ Tokens = Callable[[Sequence], "array[int]"]
 """Prompt and answer so far of a sequence, as array('q')."""
 
 
-def start_of(entry: Entry, block_size: int, max_model_len: int) -> int:
-    """Position of the entry's first token. An ended row moves on as generate() would, but never past the KV
-    that it was given: there it writes its last slot again."""
-    seq = entry.seq
-    if entry.kind is not Kind.ENDED:
-        return seq.num_computed
+def ended_position(seq: Sequence, block_size: int, max_model_len: int) -> int:
+    """Where the next token of an ended row goes. It moves on as in generate(), but never past the KV that it
+    was given: there it writes its last slot again."""
     room = min(len(seq.block_table) * block_size, max_model_len)
     return min(seq.num_computed + seq.num_padded, room - 1)
 
@@ -48,18 +45,17 @@ def assemble(
             start.append(0)
             tables.append(None)
             ids.extend([0] * left_pad)
-        first = start_of(entry, block_size, max_model_len)
+        known = tokens(seq)
+        if kind is Kind.ENDED:  # generate() feeds it pads; what it is fed costs the same
+            first = ended_position(seq, block_size, max_model_len)
+            ids.append(known[-1])
+        else:
+            first = seq.num_computed
+            ids.extend(known[first : first + n])
         q_len.append(n)
         start.append(first)
         tables.append(seq.block_table)
-        known = tokens(seq)
-        if kind is Kind.ENDED:
-            ids.append(known[-1])
-        elif n == 1:
-            ids.append(known[first])
-        else:
-            ids.extend(known[first : first + n])
-        if kind is Kind.ENDED or n == seq.remaining:
+        if kind is Kind.ENDED or first + n == seq.num_tokens:
             sampled.append(entry)
             sample_rows.append(len(ids) - 1)
 
@@ -69,14 +65,15 @@ def assemble(
     np.cumsum(lens, out=cu_q[1:])
     kv_len = starts + lens
 
-    block_table = np.full((len(q_len), -(-int(kv_len.max()) // block_size)), NULL_BLOCK, dtype=np.int32)
+    width = -(-int(kv_len.max()) // block_size)
+    block_table = np.full((len(q_len), width), NULL_BLOCK, dtype=np.int32)
     padded = np.zeros(len(q_len), dtype=bool)
     for row, table in enumerate(tables):
         if table is None:
             padded[row] = True
         else:
-            width = min(len(table), block_table.shape[1])
-            block_table[row, :width] = table[:width]
+            used = min(len(table), width)  # a reservation may be ahead of what is computed
+            block_table[row, :used] = table if used == len(table) else table[:used]
 
     rows = np.repeat(np.arange(len(q_len)), lens)
     positions = np.arange(len(ids), dtype=np.int64) - np.repeat(cu_q[:-1] - starts, lens)
