@@ -212,7 +212,7 @@ def test_an_empty_folder_and_no_folder(tmp_path: Path) -> None:
     "name", ["requests.jsonl", "engine_requests.jsonl", "telemetry.jsonl", "meta.json", "steps.arrow"]
 )
 @given(share=st.floats(0, 1))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_files_cut_off_anywhere(tmp_path_factory: pytest.TempPathFactory, name: str, share: float) -> None:
     folder = full_run(tmp_path_factory.mktemp("run"), count=12)
     (folder / "steps.parquet").unlink()
