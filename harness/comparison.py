@@ -136,11 +136,11 @@ def unlike_outputs(first: pd.DataFrame, second: pd.DataFrame) -> tuple[int, int]
     return int((known["output_tokens_x"] != known["output_tokens_y"]).sum()), len(pair)
 
 
-def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
+def comparison_rows(comparison: Comparison, metrics: Sequence[Row] = ROWS) -> list[dict[str, Any]]:
     """A dict for each metric and run: metric, path, run, value, reliable, ratio (to the first run; null
     where not comparable), verdict (better | worse | same | null)."""
     rows = []
-    for row in ROWS:
+    for row in metrics:
         reference, sure = None, True
         for name, summary in zip(comparison.names, comparison.summaries, strict=True):
             value = lookup(summary, row.path)

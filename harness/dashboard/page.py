@@ -75,7 +75,7 @@ def render(run_dirs: Sequence[Path]) -> str:
         subtitle=_subtitle(shown),
         banners=_banners(shown, comparison.mismatches),
         runs=[{"name": s.name, "colour": COLOURS[i % len(COLOURS)]} for i, s in enumerate(shown)],
-        table=figure_table(comparison.summaries, comparable=comparison.comparable),
+        table=figure_table(comparison),
         sections=sections,
         shared=shared,
         differing=differing,

@@ -1,12 +1,11 @@
-"""The table of figures on the page: rows of metrics, a column a run, factors against the first run."""
+"""The table of figures on the page: a column a run, factors against the first run that has the figure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from harness.comparison import BETTER, WORSE, Row, is_reliable, judge
-from harness.table import lookup, number, percent, why_null
+from harness.comparison import BETTER, WORSE, Comparison, Row, comparison_rows
+from harness.table import number, percent, why_null
 
 GROUPS: tuple[tuple[str, tuple[Row, ...]], ...] = (
     (
@@ -53,29 +52,35 @@ GROUPS: tuple[tuple[str, tuple[Row, ...]], ...] = (
 )
 
 
-def figure_table(summaries: Sequence[dict[str, Any]], *, comparable: bool) -> list[dict[str, Any]]:
+def figure_table(comparison: Comparison) -> list[dict[str, Any]]:
     """Groups of rows for the template: each cell has text, ratio, note (why it is null) and css."""
-    reference = summaries[0] if comparable else None
-    return [
-        {
-            "title": title,
-            "rows": [{"label": r.label, "cells": [_cell(r, s, reference) for s in summaries]} for r in rows],
-        }
-        for title, rows in GROUPS
-    ]
+    groups = []
+    for title, rows in GROUPS:
+        found = comparison_rows(comparison, rows)
+        width = len(comparison.summaries)
+        cells = [found[i : i + width] for i in range(0, len(found), width)]
+        groups.append(
+            {
+                "title": title,
+                "rows": [
+                    {
+                        "label": row.label,
+                        "cells": [_cell(row, *pair) for pair in zip(line, comparison.summaries, strict=True)],
+                    }
+                    for row, line in zip(rows, cells, strict=True)
+                ],
+            }
+        )
+    return groups
 
 
-def _cell(row: Row, summary: dict[str, Any], reference: dict[str, Any] | None) -> dict[str, str]:
-    value = lookup(summary, row.path)
-    if value is None:
+def _cell(row: Row, cell: dict[str, Any], summary: dict[str, Any]) -> dict[str, str]:
+    if cell["value"] is None:
         reason = why_null(summary, row.path) or "not measured"
         return {"text": "–", "ratio": "", "css": "soft", "note": reason}
-    text, ratio, css, note = percent(value) if row.share else number(value), "", "", ""
-    base = lookup(reference, row.path) if reference is not None and reference is not summary else None
-    if base:
-        verdict = judge(value, base, row.better)
-        mark = {"better": f" {BETTER}", "worse": f" {WORSE}"}.get(verdict or "", "")
-        ratio, css = f"{number(value / base)}x{mark}", verdict or ""
-    if not is_reliable(summary, row.path):
-        text, css, note = f"~{text}", f"{css} soft".strip(), "too few samples for a 95 % interval"
-    return {"text": text, "ratio": ratio, "css": css, "note": note}
+    text = percent(cell["value"]) if row.share else number(cell["value"])
+    mark = {"better": f" {BETTER}", "worse": f" {WORSE}"}.get(cell["verdict"], "")
+    ratio = f"{number(cell['ratio'])}x{mark}" if cell["ratio"] is not None else ""
+    if cell["reliable"]:
+        return {"text": text, "ratio": ratio, "css": cell["verdict"] or "", "note": ""}
+    return {"text": f"~{text}", "ratio": ratio, "css": "soft", "note": "too few samples for a 95 % interval"}
