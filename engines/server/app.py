@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from engines.model.tokenizer import Tokenizer
 from engines.request import Refused
@@ -201,9 +202,15 @@ class Server:
             self.metrics.on_ended(stream, outcome)
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """aiohttp answers what is not HTTP with a 400; that is no fault of ours and needs no traceback."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
 def app_runner(app: web.Application) -> web.AppRunner:
     """The one way to run the application. Without handler_cancellation, which is off by default, nobody
     would notice that a client has left while nothing is written to it."""
+    logging.getLogger("aiohttp.server").addFilter(_is_ours)
     return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=HANDLERS_END_S)
 
 

@@ -189,6 +189,25 @@ def test_a_body_that_comes_to_nothing_is_not_waited_for() -> None:
     run(scenario())
 
 
+def test_what_is_not_http_is_refused_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with serving() as (server, http):
+            for garbage in (
+                b"\x16\x03\x01\x02\x00\r\n\r\n",
+                b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+                b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+            ):
+                client = RawClient(server.port)
+                await asyncio.get_running_loop().sock_sendall(client.socket, garbage)
+                assert (await client.read()).startswith(b"HTTP/1.0 400")
+                client.leave("fin")
+            assert (await whole(http, prompt="x", max_tokens=1))[0] == 200
+
+    run(scenario())
+    assert caplog.records == []
+
+
 def test_only_local_names_reach_a_local_server() -> None:
     async def scenario() -> None:
         async with serving() as (_, http):
