@@ -1,0 +1,1 @@
+"""Models: configurations, tokenizers, weights, and two implementations behind one forward."""
