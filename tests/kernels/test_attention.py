@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_cases import Cache, Shape, attend, exact
 
 import kernels
 from kernels.cpu.backend import CppBackend
 from kernels.reference import TorchBackend
+from tests.kernels.paged_cases import Cache, Shape, attend, exact
 
 BACKENDS = [TorchBackend(), CppBackend()]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2}
@@ -135,8 +135,25 @@ def test_queries_without_keys_give_zeros(backend):
     cu_q, kv_len = torch.tensor([0, 2, 2, 3]), torch.tensor([0, 20, 1])
     backend.paged_attention(q, cache.k, cache.v, cu_q.int(), kv_len.int(), table, 1.0, 2, out)
     assert torch.equal(out[:2], torch.zeros(2, 4, 32))
-    assert torch.isfinite(out[2]).all()
-    assert out[2].abs().sum() > 0
+    only = sequence.v[0].repeat_interleave(2, dim=0)
+    close(out[2], only.double(), torch.float32)
+    # Two queries, one key: the first sits before the sequence.
+    cu_q, kv_len = torch.tensor([0, 2]), torch.tensor([1])
+    backend.paged_attention(q[:2], cache.k, cache.v, cu_q.int(), kv_len.int(), table[:1], 1.0, 2, out[:2])
+    assert torch.equal(out[0], torch.zeros(4, 32))
+    close(out[1], only.double(), torch.float32)
+
+
+def test_a_nan_query_stays_visible_and_alone(backend):
+    cache = Cache(Shape(), [90], seed=8)
+    (sequence,) = cache.sequences
+    cache.write(backend, sequence, 0, 90)
+    (before,) = attend(backend, cache, [(sequence, 0, 90)])
+    sequence.q[70] = float("nan")
+    (after,) = attend(backend, cache, [(sequence, 0, 90)])
+    assert after[70].isnan().all()
+    others = torch.arange(90) != 70
+    torch.testing.assert_close(after[others], before[others], atol=1e-6, rtol=1e-6)
 
 
 def test_strided_queries_and_outputs(backend):
@@ -198,6 +215,14 @@ def test_bad_tensors_are_refused_before_they_are_read():
         ("cu_q", {"cu_q": torch.tensor([20, 0]).int()}),
         ("kv_len", {"kv_len": torch.tensor([20, 20]).int()}),
         ("block_table", {"kv_len": torch.tensor([33]).int()}),
+        (
+            "block_table",
+            {
+                "cu_q": torch.tensor([0, 20, 20]).int(),
+                "kv_len": torch.tensor([33, 5]).int(),
+                "block_table": torch.tensor([sequence.blocks] * 2).int(),
+            },
+        ),
         ("block_table", {"block_table": torch.tensor([[1, len(cache.k)]]).int()}),
         ("block_table", {"block_table": torch.tensor([[-1, 1]]).int()}),
         ("caches", {"v_cache": cache.v[:, :, :8]}),

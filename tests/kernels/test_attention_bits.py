@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_cases import Cache, Shape, attend
 
 from kernels.cpu.backend import CppBackend
+from tests.kernels.paged_cases import Cache, Shape, attend
 
 BACKEND = CppBackend()
 

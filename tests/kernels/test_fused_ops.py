@@ -47,7 +47,10 @@ def test_norm_is_llamas(implementation, dtype):
     layer = LlamaRMSNorm(96, eps=1e-6).to(dtype)
     layer.weight.data = random(1, 96, dtype=dtype)
     x = random(2, 5, 96, dtype=dtype)
-    close(implementation.rms_norm(x, layer.weight.data, 1e-6), layer(x).detach())
+    got, want = implementation.rms_norm(x, layer.weight.data, 1e-6), layer(x).detach()
+    close(got, want)
+    # Rounded where Llama rounds: nearly all values are the same bfloat16.
+    assert dtype == torch.float32 or (got == want).float().mean() > 0.98
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
