@@ -127,18 +127,19 @@ class Engine:
         self.scheduler.add(seq)
         return seq_id
 
-    def abort(self, seq_id: int) -> None:
-        """Nobody waits for this answer any more. Nothing happens if it is unknown or has left. Seat and KV
-        are free at once, except in a static batch with pad_finished: there they are when the batch ends."""
+    def abort(self, seq_id: int, reason: str = "abort") -> None:
+        """Nobody waits for more of this answer: its client has left ("abort"), or it is whole, since a stop
+        string was seen in its text ("stop"). Nothing happens if it is unknown or has left. Seat and KV are free
+        at once, except in a static batch with pad_finished: there they are when the batch ends."""
         live = self._live.get(seq_id)
         if live is None or live.answered:
             return
-        now = self.clock()
-        live.record.abort_seen_ns = to_ns(now)
-        state = live.state
-        self._end(live, "abort")
-        live.record.abort_state = "held" if live.seq.status is Status.ENDED else state
-        self._answer(live, Output(seq_id, (), "abort"))
+        now, state = self.clock(), live.state
+        self._end(live, reason)
+        if reason == "abort":
+            live.record.abort_seen_ns = to_ns(now)
+            live.record.abort_state = "held" if live.seq.status is Status.ENDED else state
+        self._answer(live, Output(seq_id, (), reason))
         self._dismiss(now)
 
     @property

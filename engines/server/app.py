@@ -198,7 +198,7 @@ class Server:
             outcome = "error"
             raise
         finally:
-            self.engine.abort(stream)
+            self.engine.abort(stream, "stop" if outcome == "stop" else "abort")
             self.metrics.on_ended(stream, outcome)
 
 

@@ -28,7 +28,7 @@ class Engine(Protocol):
 
     def add(self, request: Request, arrival: float | None = None) -> int: ...
 
-    def abort(self, seq_id: int) -> None: ...
+    def abort(self, seq_id: int, reason: str = ...) -> None: ...
 
     def step(self) -> list[Output]: ...
 
@@ -162,11 +162,12 @@ class EngineThread:
         self._command("add", stream)
         return stream
 
-    def abort(self, stream: Stream) -> None:
-        """Free what the request holds. Nothing happens when it has ended already."""
+    def abort(self, stream: Stream, reason: str = "abort") -> None:
+        """Free what the request holds: its client has left ("abort"), or a stop string has ended its answer
+        ("stop"). Nothing happens when it has ended already."""
         if stream in self._open:
             self._open.discard(stream)
-            self._command("abort", stream)
+            self._command(reason, stream)
 
     def fail_open(self, reason: str, refuse: bool = False) -> None:
         """End every stream with an error, or, with `refuse`, send those away that have no token yet; let the
@@ -239,7 +240,7 @@ class EngineThread:
                 except Refused as refused:
                     refusals.append((stream, refused))
             elif stream.seq_id is not None:
-                self._engine.abort(stream.seq_id)
+                self._engine.abort(stream.seq_id, verb)
         if refusals:
             self._hand_over(self._deliver, refusals, time.monotonic_ns())
 

@@ -23,7 +23,7 @@ from harness.metrics.run import OUTCOMES, Run, load_run
 from harness.metrics.stalls import fluidity, stalls
 from harness.metrics.throughput import load_window, steady_window, throughput
 from harness.metrics.utilization import utilization
-from harness.metrics.validity import count_outcomes, invalid_reasons
+from harness.metrics.validity import count_outcomes, invalid_reasons, scheduled
 
 SCHEMA_VERSION = 1
 DIGITS = 6  # significant digits of every float: far below the noise, and short to read
@@ -173,9 +173,8 @@ def groups(
         frame = per_request(part.requests, slo)
         outcome = part.requests["outcome"]
         ended = {kind: int((outcome == kind).sum()) for kind in OUTCOMES}
-        planned = (
-            int((run.schedule[column] == name).sum()) if column in run.schedule else int(sum(ended.values()))
-        )
+        whole = column in run.schedule and len(run.schedule) == scheduled(run)
+        planned = int((run.schedule[column] == name).sum()) if whole else sum(ended.values())
         rates = throughput(frame, chunk_table(part.requests), None, window)
         out[name] = {
             "counts": {"scheduled": planned, **ended},

@@ -25,10 +25,12 @@ def count_outcomes(run: Run) -> dict[str, int]:
 
 
 def scheduled(run: Run) -> int:
+    """Requests that were due. A closed loop that ran out of time had fewer than its schedule holds; meta.json
+    then has their number."""
     planned = (run.meta.get("planned") or {}).get("requests")
-    if len(run.schedule):
-        return len(run.schedule)
-    return int(planned) if isinstance(planned, int) else len(run.requests)
+    if isinstance(planned, int):
+        return planned
+    return len(run.schedule) or len(run.requests)
 
 
 def invalid_reasons(run: Run, counts: dict[str, int], client: dict[str, Any]) -> list[str]:

@@ -219,6 +219,19 @@ def test_an_abort_frees_seat_and_blocks_at_once(scheduler: str, steps: int, stat
     assert driver.reasons() == {seq_id: "abort", other: "length"}
 
 
+def test_an_answer_that_a_stop_string_ended_is_no_abort() -> None:
+    driver = Driver(config("continuous"))
+    seq_id, other = driver.add(4, 6), driver.add(4, 6)
+    driver.step()
+    driver.engine.abort(seq_id, "stop")
+    driver.engine.check_integrity()
+    record = driver.log.requests[seq_id]
+    assert (record.finish_reason, record.output_tokens) == ("stop", 1)
+    assert (record.abort_state, record.abort_seen_ns, record.wasted_tokens) == (None, None, 0)
+    driver.run()
+    assert driver.reasons() == {seq_id: "stop", other: "length"}
+
+
 def test_an_abort_of_a_preempted_sequence() -> None:
     driver = Driver(config("continuous", preempt_every=1))
     driver.add(4, 6)
