@@ -1,19 +1,18 @@
 // Causal paged attention over a ragged batch, and the write of new keys and values into the cache.
 //
-// Layout (kernels/interface.py): k_cache [N, Hk, D, bs], v_cache [N, Hk, bs, D]. A row of work is one (query, head); the
-// heads that share a key/value head are packed as neighbouring rows. Work items are (sequence, key/value head, block of
-// queries), taken largest first from an atomic counter.
+// Layout (kernels/interface.py): k_cache [N, Hk, D, bs], v_cache [N, Hk, bs, D]. A row of work is one (query, head);
+// the heads that share a key/value head are packed as neighbouring rows. Work items are (sequence, key/value head,
+// block of queries), taken largest first from an atomic counter.
 //
 // Bits: each row meets the keys in tiles of TILE that start at position 0, with an online softmax in float32 (Milakov
-// and Gimelshein 2018; FlashAttention, Dao et al. 2022). Rows are computed MR at a time and the last group is padded, so
-// every row takes the same instructions: its result depends neither on its neighbours, nor on how its prompt was cut,
-// nor on the number of threads. A masked key has weight exactly 0 and its slot was written by the same iteration; slots
-// that nobody wrote are never multiplied.
+// and Gimelshein 2018; FlashAttention, Dao et al. 2022). Rows are computed MR at a time and the last group is padded,
+// so every row takes the same instructions: its result depends neither on its neighbours, nor on how its prompt was
+// cut, nor on the number of threads. A masked key has weight exactly 0 and its slot was written by the same iteration;
+// slots that nobody wrote are never multiplied.
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <memory>
 #include <new>
 #include <vector>
 
@@ -21,10 +20,10 @@
 
 namespace {
 
-constexpr int MR = 4;         // rows in registers
-constexpr int TILE = 64;      // keys
+constexpr int MR = 4;     // rows in registers
+constexpr int TILE = 64;  // keys
 constexpr int NV = TILE / LANES;
-constexpr int ROWS = 64;      // rows of a work item: its keys stay in the first-level cache meanwhile
+constexpr int ROWS = 64;  // rows of a work item: its keys stay in the first-level cache meanwhile
 // Vectors of keys or components in registers at once: MR * STEP accumulators, of 32 registers or of 16.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int STEP = 4;
@@ -247,7 +246,8 @@ void run_item(const Problem& p, const Item& item, Scratch& scratch) {
 template <class T>
 void work(const Problem& p, const std::vector<Item>& items, std::atomic<size_t>& next) {
     thread_local Scratch scratch;
-    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();) run_item<T>(p, items[i], scratch);
+    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();)
+        run_item<T>(p, items[i], scratch);
 }
 
 template <class T>

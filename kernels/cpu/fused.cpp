@@ -1,7 +1,7 @@
 // The operations between the matrix products, row by row: RMSNorm (with residual), rotary embedding with the write of
-// the cache, SiLU-and-multiply. Each row is computed by one thread in a fixed order, so its bits depend on nothing else.
+// the cache, SiLU-and-multiply. Each row is computed by one thread in a fixed order, so its bits depend on nothing
+// else.
 
-#include <algorithm>
 #include <cmath>
 
 #include "simd.h"
@@ -21,7 +21,7 @@ void for_rows(int64_t rows, int64_t elements, int threads, F f) {
     for (int64_t i = 0; i < rows; i++) f(i);
 }
 
-// Calls f(offset, count, load, store) over a row: whole vectors, then the padded rest.
+// Calls f(offset, count) over a row: whole vectors, then the padded rest.
 template <class F>
 INLINE void for_vectors(int n, F f) {
     int c = 0;
