@@ -53,6 +53,10 @@ class EngineConfig:
             )
         if self.max_queue_delay_ms < 0:
             raise ConfigError(f"engine.max_queue_delay_ms={self.max_queue_delay_ms}: needs 0 or more")
+        if self.num_kv_blocks == 1:
+            raise ConfigError(
+                "engine.num_kv_blocks=1: needs at least 2, since the null block belongs to nobody"
+            )
         if self.num_kv_blocks is None and not (self.kv_memory_gb and self.kv_memory_gb > 0):
             raise ConfigError(
                 f"engine.kv_memory_gb={self.kv_memory_gb}: give a size above 0, or set engine.num_kv_blocks"

@@ -129,8 +129,8 @@ class Engine:
 
     def abort(self, seq_id: int, reason: str = "abort") -> None:
         """Nobody waits for more of this answer: its client has left ("abort"), or it is whole, since a stop
-        string was seen in its text ("stop"). Nothing happens if it is unknown or has left. Seat and KV are free
-        at once, except in a static batch with pad_finished: there they are when the batch ends."""
+        string was seen in its text ("stop"). Nothing happens if it is unknown or has left. Seat and KV are
+        free at once, except in a static batch with pad_finished: there they are when the batch ends."""
         live = self._live.get(seq_id)
         if live is None or live.answered:
             return

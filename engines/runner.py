@@ -158,24 +158,21 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 def kv_blocks(engine: EngineConfig, bytes_per_token: int) -> int:
     """Blocks of the pool, block 0 included, which belongs to nobody. From kv_memory_gb it is at most what
-    max_num_seqs sequences of max_model_len could fill. Raises ConfigError when not even one such sequence
-    fits."""
+    max_num_seqs sequences of max_model_len could fill, and at least one of them. A num_kv_blocks of the
+    user's may be smaller: then a request that can never fit is refused when it comes. Raises ConfigError."""
+    if engine.num_kv_blocks is not None:
+        return engine.num_kv_blocks
+    assert engine.kv_memory_gb is not None
     per_sequence = -(-engine.max_model_len // engine.block_size)
     needed = per_sequence + NULL_BLOCK + 1
-    if engine.num_kv_blocks is not None:
-        blocks = engine.num_kv_blocks
-        setting = f"engine.num_kv_blocks={blocks}"
-    else:
-        assert engine.kv_memory_gb is not None
-        blocks = int(engine.kv_memory_gb * 1e9 / (bytes_per_token * engine.block_size))
-        blocks = min(blocks, engine.max_num_seqs * per_sequence + 1)
-        setting = f"engine.num_kv_blocks={blocks} (from engine.kv_memory_gb={engine.kv_memory_gb})"
+    blocks = int(engine.kv_memory_gb * 1e9 / (bytes_per_token * engine.block_size))
     if blocks < needed:
         raise ConfigError(
-            f"{setting}: one sequence of engine.max_model_len={engine.max_model_len} needs {needed} blocks "
-            f"of engine.block_size={engine.block_size}, the null block included"
+            f"engine.kv_memory_gb={engine.kv_memory_gb} is {blocks} blocks of engine.block_size="
+            f"{engine.block_size}: one sequence of engine.max_model_len={engine.max_model_len} needs "
+            f"{needed}, the null block included"
         )
-    return blocks
+    return min(blocks, engine.max_num_seqs * per_sequence + 1)
 
 
 def _padded(array: NDArray[Any], pad: int, value: int) -> NDArray[Any]:

@@ -86,6 +86,9 @@ def heading(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("requests", f"{counts['scheduled']} scheduled: {ended}"))
     if summary.get("refusals"):
         rows.append(("refusals", ", ".join(f"{n} {reason}" for reason, n in summary["refusals"].items())))
+    for reason, failed in (summary.get("failures") or {}).items():
+        example = f": {failed['example']}" if failed["example"] else ""
+        rows.append(("failed", f"{failed['count']} {reason}{example}"))
     return rows
 
 

@@ -195,16 +195,17 @@ class Answer:
             self.tokens = self.chunk_tokens[-1] = self.usage_output
 
     def _refusal(self) -> Verdict:
-        """A status other than 200. 429 and 503 are the server's refusals, everything else is a failure."""
-        text = _short(bytes(self._body[: 4 * ERROR_CHARS]))
-        reason = f"http_{self.status}"
-        if self.status not in (429, 503):
-            return Verdict("failed", reason, text or reason)
+        """A status other than 200. 429 and 503 are the server's refusals, everything else is a failure. Where
+        the body is an OpenAI error, its code and message are kept."""
+        text, reason = _short(bytes(self._body[: 4 * ERROR_CHARS])), f"http_{self.status}"
         try:
-            code = orjson.loads(self._body)["error"]["code"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            code = None
-        return Verdict("rejected", code if isinstance(code, str) and code else reason, text or reason)
+            error = orjson.loads(self._body)["error"]
+            code, message = error.get("code"), error.get("message")
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+            code = message = None
+        reason = code if isinstance(code, str) and code else reason
+        text = message[:ERROR_CHARS] if isinstance(message, str) and message else text or reason
+        return Verdict("rejected" if self.status in (429, 503) else "failed", reason, text)
 
     def _finished(self) -> Verdict:
         if self.finish_reason == "queue_timeout":

@@ -103,6 +103,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "setup": setup(run),
         "counts": counts,
         "refusals": refusals(run),
+        "failures": failures(run),
         "deadline_misses": reasons.one("deadline_misses", deadline_misses(run, frame)),
         "window": window,
         "latency_ms": reasons.take("latency_ms", all_latency(run, frame)),
@@ -246,14 +247,27 @@ def setup(run: Run) -> dict[str, Any]:
     return {"slo": run.meta.get("slo") or {}, "planned": run.meta.get("planned") or {}, "engine": settings}
 
 
+def endings(run: Run, outcome: str) -> dict[str, list[str]]:
+    """The error of every request with this outcome, by its reason: the server's code, else http_<status>."""
+    rows = run.requests[run.requests["outcome"] == outcome]
+    found: dict[str, list[str]] = {}
+    for reason, status, error in zip(rows["reason"], rows["status"], rows["error"], strict=True):
+        name = f"http_{int(status)}" if np.isfinite(status) else "unknown"
+        found.setdefault(reason if isinstance(reason, str) else name, []).append(
+            error if isinstance(error, str) else ""
+        )
+    return dict(sorted(found.items()))
+
+
 def refusals(run: Run) -> dict[str, int]:
-    """Refused requests by the server's reason, else by its HTTP status."""
-    rejected = run.requests[run.requests["outcome"] == "rejected"]
-    names = [
-        reason if isinstance(reason, str) else (f"http_{int(status)}" if np.isfinite(status) else "unknown")
-        for reason, status in zip(rejected["reason"], rejected["status"], strict=True)
-    ]
-    return {name: names.count(name) for name in sorted(set(names))}
+    """Refused requests by reason."""
+    return {reason: len(errors) for reason, errors in endings(run, "rejected").items()}
+
+
+def failures(run: Run) -> dict[str, dict[str, Any]]:
+    """Failed requests by reason, with the first error of each: enough to know what to mend."""
+    found = endings(run, "failed")
+    return {reason: {"count": len(errors), "example": errors[0]} for reason, errors in found.items()}
 
 
 def deadline_misses(run: Run, frame: pd.DataFrame) -> tuple[int | None, str | None]:

@@ -166,6 +166,7 @@ def test_how_a_stream_ends(pieces: list[bytes], wanted: tuple[str, str | None]) 
     [
         (400, {"error": {"message": "prompt too long"}}, ("failed", "http_400")),
         (404, {"error": {"message": "no such model"}}, ("failed", "http_404")),
+        (400, {"error": {"message": "too large", "code": "never_fits"}}, ("failed", "never_fits")),
         (500, {}, ("failed", "http_500")),
         (302, {}, ("failed", "http_302")),
         (429, {"error": {"code": "queue_full"}}, ("rejected", "queue_full")),
@@ -179,7 +180,8 @@ def test_status_decides(status: int, body: Any, wanted: tuple[str, str]) -> None
     assert outcome(answer) == wanted
     assert answer.verdict is not None
     assert answer.verdict.error is not None
-    assert json.dumps(body) in answer.verdict.error or body == {}
+    message = body["error"].get("message") if isinstance(body, dict) and body else None
+    assert answer.verdict.error == (message or json.dumps(body))
 
 
 def test_the_error_keeps_the_first_300_characters() -> None:

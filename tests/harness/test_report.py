@@ -103,6 +103,18 @@ def test_why_rows_are_missing_and_why_a_run_is_invalid(tmp_path: Path) -> None:
     assert row.split() == ["TPOT", *["-"] * 6]
 
 
+def test_failures_are_shown_by_reason_with_their_first_error(tmp_path: Path) -> None:
+    failed = {"outcome": "failed", "status": 400, "reason": "never_fits"}
+    rows = [request(i, **failed, error=f"needs {i} blocks") for i in (7, 8)]
+    rows.append(request(9, outcome="failed", status=500))
+    summary = build_summary(write_run(tmp_path, rows))
+    assert summary["failures"] == {
+        "http_500": {"count": 1, "example": ""},
+        "never_fits": {"count": 2, "example": "needs 7 blocks"},
+    }
+    assert "2 never_fits: needs 7 blocks" in printed(summary)
+
+
 def test_answers_that_were_not_streamed_are_mentioned(tmp_path: Path) -> None:
     rows = [request(i, [(0.5, 1), (1.0, 1)], stream=i < 3) for i in range(5)]
     assert "3 of 5 answers were streamed" in printed(build_summary(write_run(tmp_path / "a", rows)))
