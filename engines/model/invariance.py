@@ -15,6 +15,9 @@ from engines.model.base import RowProbe
 
 MULTIPLES = (1, 2, 4, 8, 16, 32)
 BITWISE = "bitwise"
+CHECKED_ROWS = 4096
+"""The most rows that are compared. Larger products are cut into blocks of the same size; checking a static
+batch of 65,536 rows would take longer than the rest of the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,8 @@ def find_row_guarantee(
     probes: Sequence[RowProbe], max_rows: int, max_sampled: int, device: torch.device, dtype: torch.dtype
 ) -> RowGuarantee:
     """Compare every probe at several row counts up to max_rows (max_sampled for those that see only sampled
-    rows), and at shifted positions, with the same rows of one large product. Takes about twice the time of a
-    pass over max_rows tokens through one layer."""
+    rows) or CHECKED_ROWS, and at shifted positions, with the same rows of one large product. Takes about
+    twice the time of a pass over that many tokens through one layer."""
     if device.type != "cpu":
         return RowGuarantee(
             1, f"not bitwise: on {device.type} the matrix library picks kernels by the batch size"
@@ -45,7 +48,7 @@ def find_row_guarantee(
 
 
 def _probe_multiple(probe: RowProbe, max_rows: int, dtype: torch.dtype, at_least: int) -> int | None:
-    largest = -(-max_rows // MULTIPLES[-1]) * MULTIPLES[-1]
+    largest = -(-min(max_rows, CHECKED_ROWS) // MULTIPLES[-1]) * MULTIPLES[-1]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(largest, probe.in_features, generator=generator).to(dtype)
     whole = probe.apply(x)
