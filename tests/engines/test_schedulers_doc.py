@@ -1,4 +1,4 @@
-"""The example of docs/adding_a_scheduler.md does what the page says."""
+"""The example of docs/add-a-scheduler.md does what the page says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engines.config import EngineConfig
 from tests.support.engine_driver import Driver, config
 from tests.support.mock_runner import answer
 
-PAGE = Path(__file__).parents[2] / "docs" / "adding_a_scheduler.md"
+PAGE = Path(__file__).parents[2] / "docs" / "add-a-scheduler.md"
 
 
 def driver_of_the_example(cfg: EngineConfig, **more: Any) -> Driver:
