@@ -1,5 +1,5 @@
-"""On a machine with a GPU the runner agrees with the one on the CPU: `python -m pytest tests/engines/test_cuda.py`
-is the check to run there; elsewhere it is skipped."""
+"""On a machine with a GPU the runner agrees with the one on the CPU. The check to run there is
+`python -m pytest tests/engines/test_cuda.py`; elsewhere it is skipped."""
 
 from __future__ import annotations
 
