@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from typing import Any
 from harness.conf import UsageError
 
 PROBE_TIMEOUT_S = 5.0
+MAX_LIST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def probe(engine: Mapping[str, Any]) -> ForeignServer:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=PROBE_TIMEOUT_S) as response:
-            listed = json.loads(response.read(1 << 20))["data"]
+            listed = json.loads(_read(response))["data"]
         models = {str(entry["id"]): entry for entry in listed}
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
@@ -61,13 +64,25 @@ def probe(engine: Mapping[str, Any]) -> ForeignServer:
         raise UsageError(f"{where}: /v1/models answers HTTP {error.code}; {hint}") from None
     except TimeoutError:
         raise UsageError(f"{where}: no answer within {PROBE_TIMEOUT_S:.0f} s; is the server up?") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{where}: {_reason(error)}") from None
     if wanted is None and not models:
         raise UsageError(f"{where}: the server lists no model; set engine.model")
     model = str(wanted) if wanted is not None else next(iter(models))
     limit = models.get(model, {}).get("max_model_len")
-    return ForeignServer(root, model, limit if isinstance(limit, int) else None)
+    return ForeignServer(root, model, limit if isinstance(limit, int) and limit > 0 else None)
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    """The body, of 1 MiB at most. The timeout of a socket is one of each read: a body that drips needs its
+    own. Raises TimeoutError."""
+    deadline = time.monotonic() + PROBE_TIMEOUT_S
+    body = b""
+    while len(body) < MAX_LIST_BYTES and (piece := response.read1(MAX_LIST_BYTES - len(body))):
+        body += piece
+        if time.monotonic() > deadline:
+            raise TimeoutError
+    return body
 
 
 def _reason(error: Exception) -> str:

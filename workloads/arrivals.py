@@ -15,6 +15,7 @@ from workloads.errors import WorkloadError
 from workloads.settings import Settings
 
 KINDS = ("poisson", "gamma", "constant", "at_once")
+LEAST_CV, MOST_CV = 1e-3, 100.0
 MOST_REQUESTS = 5_000_000  # a schedule lives in memory
 
 
@@ -43,13 +44,21 @@ def read_arrivals(node: Settings) -> Arrivals:
     burst.only("factor", "on_s", "off_s")
     return Arrivals(
         kind=node.choice("kind", KINDS),
-        cv=node.number("cv", above=0),
+        cv=_cv(node),
         burst=Burst(
             factor=burst.number("factor", above=0),
             on_s=burst.number("on_s", above=0),
             off_s=burst.number("off_s", above=0),
         ),
     )
+
+
+def _cv(node: Settings) -> float:
+    """Beyond these a gamma has no gaps but 0, or none but the mean."""
+    cv = node.number("cv", above=0)
+    if not LEAST_CV <= cv <= MOST_CV:
+        raise node.error("cv", f"needs {LEAST_CV:g} to {MOST_CV:g}; for equal gaps: arrivals.kind=constant")
+    return cv
 
 
 def unit_gaps(rng: np.random.Generator, arrivals: Arrivals, n: int) -> np.ndarray:
@@ -87,6 +96,8 @@ def draw_arrivals(
     """Arrival times in seconds from the start, not falling. Ends at `requests` arrivals or before the first
     that is later than `duration_s`, whichever comes first; one of them must be given. Reads `rng` front to
     back."""
+    if requests is not None and requests > MOST_REQUESTS:
+        raise WorkloadError(f"load.requests={requests}: needs {MOST_REQUESTS} at most")
     if arrivals.kind == "at_once":
         if requests is None:
             raise WorkloadError("workload.requests=null: arrivals.kind=at_once needs a count")

@@ -19,6 +19,7 @@ from workloads.schedule import Schedule, ScheduledRequest, Segment, request_id
 from workloads.settings import Settings
 from workloads.streams import stream
 
+MOST_TOKENS = 10_000_000  # of one prompt or answer, after the caps: more is a slip, and fills the memory
 DECLARED = ("class_cap", "exact", "factor")
 COMMON_KEYS = (
     "name",
@@ -120,6 +121,12 @@ def assemble(
     for i, draft in enumerate(drafts):
         segments = _fit(draft, common.input_cap, cut_from_end)
         prompt_tokens = sum(s.tokens for s in segments)
+        if max(prompt_tokens, int(declared[i])) > MOST_TOKENS:
+            raise WorkloadError(
+                f"workload.length_scale={common.length_scale:g}: makes a prompt of {prompt_tokens} and an "
+                f"answer of {declared[i]} tokens, the most is {MOST_TOKENS}; lower it, or set "
+                "workload.input.cap and workload.output.cap"
+            )
         prompts_cut += prompt_tokens < sum(p.tokens for p in draft.pieces)
         cancel = cancels[i]
         requests.append(

@@ -94,8 +94,10 @@ def index_of_dispersion(times: np.ndarray, window_s: float) -> float | None:
     windows = int(times[-1] // window_s) if len(times) else 0
     if windows < 5:
         return None
-    counts = np.bincount((times // window_s).astype(int), minlength=windows)[:windows]
-    return float(counts.var() / counts.mean())
+    index, counts = np.unique(times // window_s, return_counts=True)  # a trace may have gaps of years
+    counts = counts[index < windows].astype(float)
+    mean = counts.sum() / windows
+    return float((np.square(counts).sum() / windows - mean**2) / mean)
 
 
 def _gamma_shape(gaps: np.ndarray) -> float:

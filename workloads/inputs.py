@@ -19,6 +19,9 @@ from workloads.lengths import read_distribution, scaled
 from workloads.settings import Settings
 from workloads.streams import stream
 
+MOST_DOCUMENTS = 1_000_000  # every request draws from all of them
+MOST_ZIPF = 20  # so that no weight underflows
+MOST_TURNS = 10_000
 KINDS = ("shared", "unique", "history", "passages")
 
 
@@ -96,6 +99,8 @@ def _history(context: PartContext, node: Settings) -> list[list[RawPiece]]:
     node.only("kind", "turns", "message", "answer")
     turns = read_distribution(node.node("turns"))(context.uniform("turns"))
     message, answer = (read_distribution(node.node(key)) for key in ("message", "answer"))
+    if turns.size and turns.max() > MOST_TURNS:
+        raise node.error("turns", f"makes {turns.max():.3g} turns, needs {MOST_TURNS} at most")
     counts = turns.astype(int)
     u = context.rng("lengths").random((int(counts.sum()), 2))
     pairs = np.append(message(u[:, 0]) + answer(u[:, 1]), 0.0).cumsum()
@@ -109,14 +114,18 @@ def _history(context: PartContext, node: Settings) -> list[list[RawPiece]]:
 
 def _passages(context: PartContext, node: Settings) -> list[list[RawPiece]]:
     node.only("kind", "count", "pool", "zipf", "zipf_shift", "length")
-    pool = node.whole("pool")
+    pool = node.whole("pool", most=MOST_DOCUMENTS)
     ranks = np.arange(1, pool + 1, dtype=float)
-    popularity = (ranks + node.number("zipf_shift", least=0)) ** -node.number("zipf", least=0)
+    zipf = node.number("zipf", least=0)
+    if zipf > MOST_ZIPF:
+        raise node.error("zipf", f"needs {MOST_ZIPF} at most; beyond it one document takes all")
+    popularity = (ranks + node.number("zipf_shift", least=0)) ** -zipf
     popularity /= popularity.sum()
     lengths = read_distribution(node.node("length"))(context.rng("pool").random(pool))
-    counts = read_distribution(node.node("count"))(context.uniform("count")).astype(int)
-    if counts.size and counts.max() > pool:
-        raise node.error("pool", f"needs at least as many documents as a request takes ({counts.max()})")
+    wanted = read_distribution(node.node("count"))(context.uniform("count"))
+    if wanted.size and wanted.max() > pool:
+        raise node.error("pool", f"needs at least as many documents as a request takes ({wanted.max():g})")
+    counts = wanted.astype(int)
     rng = context.rng("choice")
     prompts = []
     for count in counts:

@@ -14,11 +14,13 @@ from itertools import pairwise
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from workloads.errors import WorkloadError
 from workloads.settings import Settings
 
 Quantile = Callable[[np.ndarray], np.ndarray]
 
 DISTRIBUTIONS = ("constant", "discrete", "lognormal", "mixture", "quantiles")
+MOST_TOKENS = 1e15  # beyond it lengths would overflow when they are added up
 _TINY = 1e-12  # keeps u away from 0 and 1, where a lognormal is 0 or infinite
 
 
@@ -49,7 +51,8 @@ class Lognormal:
     sigma: float
 
     def __call__(self, u: np.ndarray) -> np.ndarray:
-        return np.exp(self.mu + self.sigma * ndtri(np.clip(u, _TINY, 1 - _TINY)))
+        with np.errstate(over="ignore"):  # infinite: `scaled` refuses it, a `max` may cut it
+            return np.exp(self.mu + self.sigma * ndtri(np.clip(u, _TINY, 1 - _TINY)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class LognormalMixture:
             middle = (low + high) / 2
             below = self.cdf(middle) < u
             low, high = np.where(below, middle, low), np.where(below, high, middle)
-        return np.exp((low + high) / 2)
+        with np.errstate(over="ignore"):
+            return np.exp((low + high) / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,5 +157,12 @@ def correlate(u: np.ndarray, beside: np.ndarray, spearman: float) -> np.ndarray:
 
 
 def scaled(tokens: np.ndarray | float, length_scale: float) -> np.ndarray:
-    """Whole tokens, at least 1, of real lengths times `length_scale`."""
-    return np.maximum(1, np.rint(np.asarray(tokens, dtype=float) * length_scale)).astype(np.int64)
+    """Whole tokens, at least 1, of real lengths times `length_scale`. Raises WorkloadError for a length over
+    MOST_TOKENS."""
+    lengths = np.asarray(tokens, dtype=float) * length_scale
+    if lengths.size and not lengths.max() <= MOST_TOKENS:
+        raise WorkloadError(
+            f"workload.length_scale={length_scale:g}: makes a length of {lengths.max():.3g} tokens, the most "
+            f"is {MOST_TOKENS:g}; lower it, or give the distribution a max"
+        )
+    return np.maximum(1, np.rint(lengths)).astype(np.int64)

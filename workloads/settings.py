@@ -3,11 +3,13 @@ remedy."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from workloads.errors import WorkloadError
+
+SMALLEST, LARGEST = 1e-9, 1e12
+"""No setting of a workload is meant smaller (0 apart) or larger: beyond lie overflows, not traffic."""
 
 
 class Settings:
@@ -57,7 +59,7 @@ class Settings:
         return str(value)
 
     def number(self, key: str, *, above: float | None = None, least: float | None = None) -> float:
-        """A finite number, greater than `above` or at least `least` where given."""
+        """A number of a sane size, greater than `above` or at least `least` where given."""
         value = self.get(key)
         bound = (
             f" above {above:g}"
@@ -66,9 +68,11 @@ class Settings:
             if least is not None
             else ""
         )
-        ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        ok = isinstance(value, int | float) and not isinstance(value, bool) and value == value  # no NaN
         if not ok or (above is not None and value <= above) or (least is not None and value < least):
             raise self.error(key, f"needs a number{bound}")
+        if not _is_sane(value):
+            raise self.error(key, f"needs a number of a size from {SMALLEST:g} to {LARGEST:g}")
         return float(value)
 
     def share(self, key: str) -> float:
@@ -77,10 +81,12 @@ class Settings:
             raise self.error(key, "needs a share, 0 to 1")
         return value
 
-    def whole(self, key: str, *, least: int = 1) -> int:
+    def whole(self, key: str, *, least: int = 1, most: int | None = None) -> int:
         value = self.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self.error(key, f"needs a whole number of {least} or more")
+        if value > (LARGEST if most is None else most):
+            raise self.error(key, f"needs a whole number of {LARGEST if most is None else most:g} at most")
         return value
 
     def optional_whole(self, key: str, *, least: int = 1) -> int | None:
@@ -108,7 +114,11 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and _is_sane(value)
+
+
+def _is_sane(value: float) -> bool:
+    return value == 0 or SMALLEST <= abs(value) <= LARGEST
 
 
 def _shown(value: Any) -> str:

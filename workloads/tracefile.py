@@ -109,6 +109,10 @@ def read_trace(
 
 def _numbered_lines(path: str) -> Iterator[tuple[int, bytes]]:
     number = 0
+    if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for, a device has no end
+        raise TraceError(
+            path, "is no regular file; needs an Azure CSV or a Mooncake JSONL trace, plain or gzip"
+        )
     try:
         with open(path, "rb") as plain:
             zipped = plain.peek(2)[:2] == b"\x1f\x8b"  # by content: a .gz that was unpacked keeps its name
@@ -204,9 +208,9 @@ def _tokens_text(path: str, number: int, column: str, text: str) -> int:
 
 def _tokens(path: str, number: int, column: str, tokens: int) -> int:
     if tokens < 1:
-        raise TraceError(path, f"{tokens} is below 1 token", line=number, column=column)
+        raise TraceError(path, f"{_shown(tokens)} is below 1 token", line=number, column=column)
     if tokens > MOST_TOKENS:
-        raise TraceError(path, f"{tokens} is above {MOST_TOKENS} tokens", line=number, column=column)
+        raise TraceError(path, f"{_shown(tokens)} is above {MOST_TOKENS} tokens", line=number, column=column)
     return tokens
 
 

@@ -11,6 +11,7 @@ Hydra and OmegaConf are imported inside the functions, so that `--help` stays qu
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -221,6 +222,11 @@ def _resolve(cfg: DictConfig) -> None:
         name = OmegaConf.select(cfg, f"{group}.name") if group in GROUPS else None
         why = f" with {group}={name}" if name else ""
         raise UsageError(f"{key} is needed{why}: {NEEDED.get(key, 'it has no default')}")
+    raw: Any = OmegaConf.to_container(cfg, resolve=False)
+    for key in _leaves(raw, ""):
+        # An escaped \${...} is text now; whoever reads config.yaml would take it for a reference.
+        if "${" in str(functools.reduce(lambda node, part: node[part], key.split("."), raw)):
+            raise UsageError(f"{key}: must not hold ${{...}} as text; config.yaml could not be read back")
     OmegaConf.set_struct(cfg, True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -44,30 +45,31 @@ def _check_foreign(cfg: DictConfig) -> None:
     """A server that somebody else runs. Values that may hold a secret are not repeated in the message."""
     from harness.conf import UsageError
 
-    url = urlsplit(str(cfg.engine.base_url))
-    if "@" in url.netloc:
-        raise UsageError("engine.base_url: must hold no password; name a variable with engine.api_key_env")
+    address = str(cfg.engine.base_url)
     try:
+        url = urlsplit(address)
         odd = (
-            url.scheme not in ("http", "https")
+            re.search(r"[\s\x00-\x1f\x7f]", address) is not None
+            or url.scheme not in ("http", "https")
             or not url.hostname
             or url.port == 0
             or url.query
             or url.fragment
         )
-    except ValueError:  # a port that is no number
+    except ValueError:  # a port that is no number, a bracket that does not close
         odd = True
+    if "@" in address:
+        raise UsageError("engine.base_url: must hold no password; name a variable with engine.api_key_env")
     if odd:
-        raise UsageError(
-            f"engine.base_url={cfg.engine.base_url}: needs an address such as http://127.0.0.1:8000"
-        )
+        raise UsageError(f"engine.base_url={address}: needs an address such as http://127.0.0.1:8000")
 
 
 def _number(low: float, high: float = math.inf, *, above: bool = False, null: bool = False) -> Rule:
     def rule(value: Any) -> str | None:
         if value is None and null:
             return None
-        ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        ok = isinstance(value, int | float) and not isinstance(value, bool)
+        ok = ok and abs(value) <= sys.float_info.max  # no NaN, no infinity, no int that is no float
         if ok and (value > low if above else value >= low) and value <= high:
             return None
         bounds = f"above {low:g}" if above else f"from {low:g}"

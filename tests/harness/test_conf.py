@@ -97,6 +97,7 @@ BAD = {
     ("load.requests=0",): ["load.requests=0"],
     ("load.requests=many",): ["load.requests=many"],
     ("load.duration_s=nan",): ["load.duration_s=nan"],
+    (f"load.timeout_s=1{'0' * 400}",): ["load.timeout_s=1000"],
     ("load.timeout_s=-3",): ["load.timeout_s=-3", "above 0"],
     ("load.concurrency=4",): ["load.concurrency=4", "load=closed"],
     ("load=closed", "load.concurrency=null"): ["load.concurrency=null"],
@@ -104,6 +105,10 @@ BAD = {
     ("slo.tpot_ms=null",): ["slo.tpot_ms=null"],
     ("slo.attainment=1.2",): ["slo.attainment=1.2", "0 to 1"],
     ("server.port=70000",): ["server.port=70000", "65535"],
+    ("engine=openai", "engine.base_url='http://a b'"): ["engine.base_url=http://a b"],
+    ("engine=openai", "engine.base_url='http://[::1'"): ["engine.base_url=http://[::1"],
+    (r"workload.name='\${x}'",): ["workload.name", "${...}"],
+    (r"workload.classes.plain.input.question.length='{dist: \${x}}'",): ["workload.classes", "length"],
     ("output.dir=null",): ["output.dir=null"],
 }
 

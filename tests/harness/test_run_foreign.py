@@ -1,6 +1,8 @@
 """A server that is not ours: what is asked of it before a run, and what is said when it does not do."""
 
+import contextlib
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -50,6 +52,12 @@ def test_the_first_model_is_taken_and_its_limit_kept(server):
     assert {path for path, _ in server.asked} == {"/v1/models"}
 
 
+@pytest.mark.parametrize("limit", [-5, 0, "4096", 1.5, None])
+def test_a_limit_that_is_none_is_left_out(server, limit):
+    url = server(200, {"data": [{"id": "a", "max_model_len": limit}]})
+    assert probe({"base_url": url}).max_model_len is None
+
+
 def test_a_model_that_is_named_is_taken_also_without_a_list(server):
     assert probe({"base_url": server(200, MODELS), "model": "second"}).model == "second"
     assert probe({"base_url": server(404, {}), "model": "mine"}).model == "mine"
@@ -96,6 +104,37 @@ def test_nobody_there_and_no_such_host():
         probe({"base_url": "http://127.0.0.1:9"})
     with pytest.raises(UsageError, match="nobody answers there"):
         probe({"base_url": "http://no-such-host.invalid"})
+
+
+@pytest.mark.parametrize(
+    ("opening", "drip", "part"),
+    [
+        (b"\x00\xff garbage\r\n\r\n", b"", "not a list of models"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", b"", "not a list of models"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b" ", "no answer within"),  # each read brings something, for ever
+    ],
+)
+def test_a_server_that_does_not_speak_http_is_one_line(monkeypatch, opening, drip, part):
+    monkeypatch.setattr("harness.foreign.PROBE_TIMEOUT_S", 0.3)
+    ended = threading.Event()
+
+    def talk(listener):
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(opening)
+            while drip and not ended.wait(0.05):
+                connection.sendall(drip)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        speaker = threading.Thread(target=talk, args=(listener,), daemon=True)
+        speaker.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(UsageError, match=rf"^engine\.base_url={url}: [^\n]+$") as caught:
+            probe({"base_url": url})
+        ended.set()
+        speaker.join(5)
+    assert part in str(caught.value)
 
 
 def test_what_a_foreign_server_is_sent(server):

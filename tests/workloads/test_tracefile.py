@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -104,7 +105,11 @@ def test_times_that_go_back_are_sorted_and_said(write):
 
 def test_missing_empty_and_headless_files(write, tmp_path):
     assert "no such file" in message(tmp_path / "nowhere.csv")
-    assert "cannot be read" in message(tmp_path)
+    assert "no regular file" in message(tmp_path)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "no regular file" in message(pipe)  # nobody writes to it: it would be waited for without end
+    assert "no regular file" in message("/dev/null")
     assert "is empty" in message(write(""))
     assert "is empty" in message(write("\n \r\n"))
     assert "is empty" in message(write(gzip.compress(b"")))
