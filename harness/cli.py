@@ -132,8 +132,8 @@ def guard(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         say("interrupted before the load began; nothing was measured")
         return INVALID
-    except BrokenPipeError:  # the reader of our output has gone (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        mute()
         return PASS
     except Exception as error:
         code = USAGE if is_usage_error(error) else INVALID if _is_of_the_disk(error) else None
@@ -146,6 +146,19 @@ def guard(command: Callable[[], int]) -> int:
 def say(line: str) -> None:
     """For people, beside the results: one line on standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+def put(line: str) -> None:
+    """One line of the results on standard output. That nobody reads it any more changes no exit code."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        mute()
+
+
+def mute() -> None:
+    """The reader of standard output has gone (`| head`): from here on it leads nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def is_usage_error(error: Exception) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from harness.cli import put
 from harness.comparison import is_reliable
 from harness.metrics.percentiles import share_interval
 from harness.metrics.summary import build_summary, clean, to_json
@@ -28,6 +28,7 @@ PASS, REGRESSION, USAGE, INVALID, INCONCLUSIVE = 0, 1, 2, 3, 4
 OUTCOMES = {PASS: "pass", REGRESSION: "regression", INVALID: "invalid", INCONCLUSIVE: "inconclusive"}
 SCHEMA_VERSION = 1
 FINGERPRINT = ("schedule", "config", "host", "device")
+OUTCOME_COUNTS = ("completed", "failed", "timed_out", "rejected")
 KEYS = ("value", "ci95", "n", "better", "relative", "absolute")
 
 DEFAULTS: tuple[tuple[str, str, float, float], ...] = (
@@ -105,7 +106,7 @@ def load_baseline(path: Path) -> Baseline:
         raise BaselineError(
             f"{path}: cannot be read ({error.strerror}); --write-baseline makes one"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BaselineError(f"{path}: is not JSON ({error})") from None
     if not isinstance(data, dict):
         raise BaselineError(f"{path}: is not a JSON object; --write-baseline makes one")
@@ -153,7 +154,8 @@ def _limit(path: Path, name: str, entry: Any) -> Limit:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return known and abs(value) <= sys.float_info.max  # no NaN, no infinity, no int that is no float
 
 
 def interval(summary: dict[str, Any], path: str) -> tuple[float, float] | None:
@@ -161,7 +163,7 @@ def interval(summary: dict[str, Any], path: str) -> tuple[float, float] | None:
     served, failed, timed out or refused; None for figures that have none."""
     if path in ("throughput.slo_attainment", "throughput.goodput_rps"):
         share, value = lookup(summary, "throughput.slo_attainment"), lookup(summary, path)
-        issued = sum(summary["counts"][name] for name in ("completed", "failed", "timed_out", "rejected"))
+        issued = sum(summary["counts"][name] for name in OUTCOME_COUNTS)
         if not share or not issued:
             return None
         low, high = share_interval(share, issued)
@@ -283,12 +285,20 @@ def read_summary(run: Path) -> dict[str, Any]:
     path = run / "summary.json"
     if not path.exists():
         return build_summary(run)
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(summary, dict) or summary.get("schema_version") != 1:
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        whole = summary["schema_version"] == 1 and isinstance(summary["valid"], bool)
+        whole = whole and all(name in summary["run"]["fingerprint"] for name in FINGERPRINT)
+        whole = whole and isinstance(summary["run"]["id"], str | None)
+        whole = whole and isinstance(summary["invalid_reasons"], list)
+        whole = whole and all(isinstance(summary["counts"][name], int) for name in OUTCOME_COUNTS)
+    except (ValueError, RecursionError, KeyError, TypeError):  # cut off, edited, or of something else
+        whole = False
+    if not whole:
         raise ValueError(
             f"{path}: is no summary of schema_version 1; `python -m harness.report --from {run}` makes one"
         )
-    return summary
+    return dict(summary)
 
 
 def main(argv: Sequence[str] | None = None, console: Console | None = None) -> int:
@@ -320,7 +330,7 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
         "reasons": list(result.reasons),
         "metrics": [asdict(v) for v in result.verdicts],
     }
-    print(json.dumps(clean(line), allow_nan=False))
+    put(json.dumps(clean(line), allow_nan=False))
     return result.exit
 
 
@@ -335,7 +345,7 @@ def write(path: Path, summary: dict[str, Any]) -> int:
     baseline = make_baseline(summary, load_baseline(path) if path.exists() else None)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_json(baseline), encoding="utf-8")
-    print(json.dumps({"baseline": str(path), "run": baseline["run"], "metrics": list(baseline["metrics"])}))
+    put(json.dumps({"baseline": str(path), "run": baseline["run"], "metrics": list(baseline["metrics"])}))
     return PASS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,20 @@ def draw_schedule(cfg: DictConfig) -> Schedule:
     workload: Any = OmegaConf.to_container(cfg.workload, resolve=True)
     duration_s = cfg.load.duration_s if cfg.load.kind == "open" else None
     return draw(workload, seed=cfg.seed, requests=cfg.load.requests, duration_s=duration_s)
+
+
+def check_workloads(configs: Iterable[DictConfig]) -> None:
+    """Raises WorkloadError for a workload that cannot be drawn: one request of each that differs."""
+    from omegaconf import OmegaConf
+
+    from workloads import draw
+
+    seen = []
+    for cfg in configs:
+        workload: Any = OmegaConf.to_container(cfg.workload, resolve=True)
+        if workload not in seen:
+            seen.append(workload)
+            draw(workload, seed=cfg.seed, requests=1)
 
 
 def check_engine(cfg: DictConfig) -> None:

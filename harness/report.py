@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from harness.cli import put
 from harness.metrics import write_summary
 from harness.table import LEGEND, console_for, figure, grid, lookup, number, percent, why_null
 
@@ -235,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print_summary(summary)
-    print(f"results: {args.run}")
+    put(f"results: {args.run}")
     return 0 if summary["valid"] else 3
 
 

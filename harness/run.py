@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION, say
+from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION, put, say
 from harness.conf import UsageError
 from harness.host import HostLock, facts, fingerprint
 from harness.interrupt import Interruption
@@ -55,7 +55,7 @@ def run(cfg: DictConfig) -> RunOutcome:
     """Measure one configuration. Raises UsageError and its like for what the user can mend."""
     check_engine(cfg)
     if cfg.dry_run:
-        print(describe(cfg, draw_schedule(cfg)))
+        put(describe(cfg, draw_schedule(cfg)))
         return RunOutcome(PASS)
     foreign = foreign_target(cfg) if cfg.engine.kind == "openai" else None
     with Interruption() as interruption, HostLock() as lock:
@@ -288,7 +288,7 @@ def conclude(cfg: DictConfig, run_dir: Path) -> RunOutcome:
     try:
         write_dashboard([run_dir], run_dir / "report.html")
     finally:
-        print(f"results: {run_dir}", flush=True)
+        put(f"results: {run_dir}")
     return RunOutcome(code, run_dir, summary)
 
 

@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli import INVALID, PASS, SEVERITY, USAGE, is_usage_error, say
+from harness.cli import INVALID, PASS, SEVERITY, USAGE, is_usage_error, put, say
 from harness.conf import compose, expand
-from harness.plan import check_engine
+from harness.plan import check_engine, check_workloads
 from harness.run import run
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ def run_sweep(overrides: list[str]) -> int:
     configs = [compose(combination) for combination in combinations]
     for cfg in configs:
         check_engine(cfg)
+    check_workloads(configs)
     parts: list[Part] = []
     for number, (cfg, names) in enumerate(zip(configs, changed(combinations), strict=True), 1):
-        print(f"run {number} of {len(configs)}: {' '.join(names) or 'as configured'}", flush=True)
+        put(f"run {number} of {len(configs)}: {' '.join(names) or 'as configured'}")
         part, interrupted = _one(cfg, names)
         parts.append(part)
         if interrupted:
@@ -45,7 +46,7 @@ def run_sweep(overrides: list[str]) -> int:
             break
     folder = conclude(parts, Path(configs[0].output.dir).expanduser())
     if folder is not None:
-        print(f"results: {folder}", flush=True)
+        put(f"results: {folder}")
     return max((part.exit_code for part in parts), key=SEVERITY.index, default=PASS)
 
 

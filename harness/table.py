@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.cli import mute
+
 MISSING = "-"
 UNRELIABLE = "~"
 LEGEND = f"{UNRELIABLE} too few samples for a 95 % interval"
@@ -79,4 +81,11 @@ def grid(*columns: str) -> Table:
 
 def console_for(console: Console | None) -> Console:
     """The caller's console, or one on standard output that neither guesses at emoji nor recolours numbers."""
-    return console or Console(highlight=False, emoji=False)
+    return console or _Console(highlight=False, emoji=False)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """rich would leave with exit code 1, which says regression."""
+        self.quiet = True
+        mute()

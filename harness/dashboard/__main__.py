@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from harness.cli import put
 from harness.dashboard.page import DashboardError, write_dashboard
 
 
@@ -15,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-o", "--out", default="report.html", help="the page to write (default: %(default)s)")
     args = parser.parse_args(argv)
     try:
-        print(write_dashboard([Path(run) for run in args.runs], Path(args.out)))
+        put(str(write_dashboard([Path(run) for run in args.runs], Path(args.out))))
     except DashboardError as exc:
         print(exc, file=sys.stderr)
         return 2

@@ -16,6 +16,8 @@ from harness.loadgen.sse import SSEError, SSEParser
 
 ERROR_CHARS = 300
 MAX_BODY_BYTES = 64 * 1024 * 1024
+MAX_TOKENS = 1_000_000_000
+"""A server that claims more for one request does not count: the records hold 64 bits."""
 _TEXT_CHANNELS = ("content", "reasoning_content", "reasoning", "refusal")
 
 
@@ -250,7 +252,7 @@ def _error_verdict(error: Any) -> Verdict:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
 
 
 def _short(data: bytes) -> str:

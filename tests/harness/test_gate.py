@@ -6,6 +6,8 @@ import copy
 import io
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -286,6 +288,50 @@ def test_usage_errors(tmp_path: Path, good: Path, baseline: Path, capsys: pytest
     assert stop.value.code == USAGE
 
 
+WHOLE: dict[str, Any] = {
+    "schema_version": 1,
+    "valid": True,
+    "invalid_reasons": [],
+    "run": {"id": "r", "fingerprint": dict.fromkeys(("schedule", "config", "host", "device"), "x")},
+    "counts": dict.fromkeys(("completed", "failed", "timed_out", "rejected"), 1),
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "null", "[" * 100_000, b"\xff\xfe"),
+        *(json.dumps({k: v for k, v in WHOLE.items() if k != name}) for name in WHOLE),
+        *(json.dumps({**WHOLE, name: None}) for name in WHOLE),
+        *(json.dumps({**WHOLE, name: {}}) for name in WHOLE),
+    ],
+    ids=lambda text: repr(text)[:30],
+)
+@pytest.mark.parametrize("write", [[], ["--write-baseline"]], ids=["gate", "write"])
+def test_a_summary_that_is_cut_or_edited_is_a_usage_error(
+    good: Path, baseline: Path, capsys: pytest.CaptureFixture[str], text: str | bytes, write: list[str]
+) -> None:
+    (good / "summary.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    before = baseline.read_bytes()
+    assert main([str(good), "--baseline", str(baseline), *write]) == USAGE
+    assert capsys.readouterr().err.startswith(f"error: {good}/summary.json: is no summary")
+    assert baseline.read_bytes() == before
+
+
+def test_a_reader_that_has_gone_changes_no_exit_code(good: Path, baseline: Path) -> None:
+    changed = json.loads(baseline.read_text())
+    changed["fingerprint"]["schedule"] = "another"
+    baseline.write_text(json.dumps(changed))
+    command = [sys.executable, "-m", "harness.gate", str(good), "--baseline", str(baseline)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # as `| true` does
+        said = process.stderr.read()
+    assert said == b""
+    assert process.returncode == INVALID
+
+
 BROKEN: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda d: d.update(schema_version=2), "schema_version=2, needs 1"),
     (lambda d: d.pop("fingerprint"), "fingerprint needs schedule, config, host, device"),
@@ -295,6 +341,7 @@ BROKEN: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda d: d["metrics"][TTFT].update(value="fast"), f"metrics.{TTFT}.value='fast', needs a number"),
     (lambda d: d["metrics"][TTFT].update(value=True), "needs a number"),
     (lambda d: d["metrics"][TTFT].update(value=float("nan")), "value=nan, needs a number"),
+    (lambda d: d["metrics"][TTFT].update(value=10**400), "needs a number"),
     (lambda d: d["metrics"][TTFT].update(better="up"), "needs lower or higher"),
     (lambda d: d["metrics"][TTFT].update(relative=-1), "needs a number of 0 or more"),
     (lambda d: d["metrics"][TTFT].update(tolerance=1), "tolerance: no such key; there are value"),
@@ -317,7 +364,7 @@ def test_a_broken_baseline_says_what_is_wrong(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "[" * 100_000], ids=lambda text: text[:3])
 def test_a_baseline_that_is_no_object(baseline: Path, text: str) -> None:
     baseline.write_text(text)
     with pytest.raises(BaselineError):

@@ -224,3 +224,10 @@ def test_whatever_comes_there_is_a_verdict_and_chunks_of_at_least_one_token(
     assert len(answer.chunk_ns) == len(answer.chunk_tokens)
     assert all(n >= 1 for n in answer.chunk_tokens)
     assert sum(answer.chunk_tokens) == answer.tokens
+
+
+@pytest.mark.parametrize("claimed", [2**63, 2**64 - 1, 10**30, -1, 1.5, "7", True])
+def test_a_count_that_no_answer_can_have_is_no_count(claimed: Any) -> None:
+    answer = read(completion("a"), completion("b"), completion(finish="stop"), usage(claimed), DONE)
+    assert outcome(answer) == ("completed", None)
+    assert answer.usage_output is None
