@@ -54,8 +54,8 @@ def per_request(requests: pd.DataFrame, slo: dict[str, Any] | None = None) -> pd
 
     Columns: id, request_class, tenant, outcome, reason, stream, intended_s, send_s, first_s, last_s, end_s,
     output_tokens, prompt_tokens, chunks, drained, ttft_ms, ttft_send_ms, tpot_ms, e2e_ms, e2e_send_ms,
-    normalized_ms, longest_gap_ms, send_lag_ms, late_ms (adj_e2e), first_late_ms (adj_ttft), issued, met
-    (SLO)."""
+    normalized_ms, longest_gap_ms, send_lag_ms, late_ms (adj_e2e), first_late_ms (adj_ttft), issued, judged
+    and met (SLO)."""
     out = requests[["id", "request_class", "tenant", "outcome", "reason", "stream"]].copy()
     stamps, counts = requests["chunk_ns"], requests["chunk_tokens"]
     first = np.array([c[0] if len(c) else np.nan for c in stamps], dtype=np.float64)
@@ -98,12 +98,23 @@ def per_request(requests: pd.DataFrame, slo: dict[str, Any] | None = None) -> pd
     completed = outcome == "completed"
     late = np.isin(outcome, UNSERVED) | ((outcome == "cut_off") & (out["reason"] == "shed").to_numpy())
     out["issued"] = completed | late
+    out["judged"] = out["issued"] | gave_up_late(out, slo or {})
     out["late_ms"] = np.where(late, np.inf, np.where(completed, out["e2e_ms"], np.nan))
     out["first_late_ms"] = np.where(
         late & streamed, np.inf, np.where(completed, out["ttft_ms"], np.nan)
     )  # a whole body has no first token, served or not
     out["met"] = meets_slo(out, slo or {})
     return out
+
+
+def gave_up_late(frame: pd.DataFrame, slo: dict[str, Any]) -> np.ndarray:
+    """Hang-ups that had missed TTFT's limit by then: their first token came after it, or none had come when
+    it passed. Whatever they waited for, the SLO was lost."""
+    limit = slo.get("ttft_ms")
+    if limit is None:
+        return np.zeros(len(frame), dtype=bool)
+    waited = frame["ttft_ms"].fillna((frame["end_s"] - frame["intended_s"]) * 1e3).to_numpy()
+    return (frame["outcome"] == "cancelled").to_numpy() & (waited > float(limit))
 
 
 def meets_slo(frame: pd.DataFrame, slo: dict[str, Any]) -> np.ndarray:

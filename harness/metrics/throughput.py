@@ -55,11 +55,11 @@ def throughput(
     else:
         chosen = steps[_inside(steps["start_ns"] * 1e-9, start, end)]
         figures["prefill_tokens_per_s"] = float(chosen["prefill_tokens"].sum()) / length
-    issued = frame[frame["issued"]]
-    met = int(issued["met"].sum())
+    judged = frame[frame["judged"]]
+    met = int(judged["met"].sum())
     figures["goodput_rps"] = met / length
-    if len(issued):
-        figures["slo_attainment"] = met / len(issued)
+    if len(judged):
+        figures["slo_attainment"] = met / len(judged)
     else:
         reasons["slo_attainment"] = "no request was served, failed or refused"
     return figures, reasons

@@ -283,6 +283,10 @@ def test_validity_reasons(tmp_path: Path) -> None:
     assert reasons("d", [*good, failed[0]]) == ""
     late = [{**row, "send_ns": row["send_ns"] + ns(0.06)} for row in good]
     assert "client_bound: send_lag_ms p99 is 60.0 ms" in reasons("e", late)
+    burst = [{**row, "intended_ns": 0, "send_ns": ns(0.001 * (i + 1))} for i, row in enumerate(good)]
+    assert reasons("burst", burst) == ""  # 150 ms for 150 sends that are due at once
+    stalled = [{**row, "send_ns": row["send_ns"] + ns(0.06 * (i // 25))} for i, row in enumerate(burst)]
+    assert "client_bound: send_lag_ms p99 is 61.0 ms" in reasons("stalled", stalled)
     lag = {"backend": "aiohttp", "loop_lag_ms": [80.0] * 50, "cpu_s": 1.0}
     assert "client_bound: loop_lag_ms p99 is 80.0 ms" in reasons("f", good, client=lag)
     pairs = [[0, 0], [SECOND, 2 * SECOND]]

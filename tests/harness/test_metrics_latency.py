@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from harness.metrics.latency import chunk_table, gap_table, latency_blocks, per_request
 from harness.metrics.run import request_frame
 from harness.metrics.stalls import deadlines, fluidity, stalls
+from harness.metrics.throughput import load_window, throughput
 from tests.support.run_factory import ns, request
 
 SLO = {"ttft_ms": 2000, "tpot_ms": 200}
@@ -126,6 +127,25 @@ def test_when_all_fail_nothing_is_fast(outcome: str) -> None:
         assert blocks[name]["p99"] is None
         assert reasons[name] == "no completed request"
     assert blocks["ttft"]["from_send"]["p50"] is blocks["adj_ttft"]["p50"] is None
+
+
+def test_who_gave_up_after_the_limit_counts_as_missed() -> None:
+    """Half of the users hang up before a first token. At 0.5 s nothing was lost by the engine; at 3 s the
+    limit of 2 s was, and leaving them out would flatter the engine that made them wait."""
+    served = [request(i, [(1.0, 1), (1.1, 1)]) for i in range(10)]
+
+    def attainment(*hung_up: dict[str, Any]) -> float:
+        requests = request_frame([*served, *hung_up])
+        frame = per_request(requests, SLO)
+        window = load_window(requests)
+        return throughput(frame, chunk_table(requests), None, window)[0]["slo_attainment"]
+
+    early = [request(10 + i, outcome="cancelled", end_ns=ns(0.5)) for i in range(10)]
+    late = [request(10 + i, outcome="cancelled", end_ns=ns(3.0)) for i in range(10)]
+    late_first = [request(10 + i, [(2.5, 1)], outcome="cancelled", end_ns=ns(2.6)) for i in range(10)]
+    good_first = [request(10 + i, [(0.5, 1)], outcome="cancelled", end_ns=ns(2.6)) for i in range(10)]
+    assert attainment(*early) == attainment(*good_first) == 1.0
+    assert attainment(*late) == attainment(*late_first) == 0.5
 
 
 def test_hang_ups_and_the_runs_end_are_not_failures() -> None:

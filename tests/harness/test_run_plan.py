@@ -141,8 +141,8 @@ with Interruption() as interruption:
     if sys.argv[1] == "ready":
         interruption.on_signal = lambda: print("first", flush=True)
         interruption.at_once = lambda: print("second", flush=True)
-    print("up", flush=True)
     try:
+        print("up", flush=True)
         for _ in range(600):
             time.sleep(0.1)
     except KeyboardInterrupt:
