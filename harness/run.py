@@ -7,6 +7,7 @@ the command. Whatever ends a run early (Ctrl-C, a server that dies, a full disk)
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 import shutil
 import time
@@ -131,6 +132,10 @@ class Measurement:
         prompts = prompt_book(target, schedule.seed)
         meta = self._meta(target, schedule, started_at)
         self._warm_up(target, prompts)
+        import harness.loadgen.progress  # noqa: F401  (what is slow comes before t0: the first send is due soon)
+
+        gc.collect()
+        gc.freeze()  # the load's own collection then finds little; it unfreezes when it has ended
         t0_ns = time.monotonic_ns() + LEAD_NS
         meta["t0_ns"] = t0_ns
         write_meta(self.run_dir, meta)
