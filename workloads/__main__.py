@@ -104,7 +104,8 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
     from importlib.resources import as_file, files
 
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+    from yaml import YAMLError
 
     folder = files("harness.conf") / "workload"
     names = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
@@ -115,14 +116,19 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
     for setting in settings:
         if "=" not in setting:
             raise WorkloadError(f"{setting}: needs the form KEY=VALUE")
-    try:
-        OmegaConf.set_struct(node, True)
-        node.merge_with(OmegaConf.from_dotlist([s.removeprefix("workload.") for s in settings]))
-    except OmegaConfBaseException as exc:
-        known = ", ".join(sorted(map(str, node)))
-        key = getattr(exc, "full_key", None) or " ".join(settings)
-        raise WorkloadError(f"workload.{key} is not a setting of {name}; choose from: {known}") from exc
-    return node
+    OmegaConf.set_struct(node, True)
+    for setting in settings:
+        try:
+            node.merge_with(OmegaConf.from_dotlist([setting.removeprefix("workload.")]))
+            OmegaConf.to_container(node, resolve=True)
+        except ConfigKeyError as exc:
+            known = ", ".join(sorted(map(str, node)))
+            key = getattr(exc, "full_key", None) or setting
+            raise WorkloadError(f"workload.{key} is not a setting of {name}; choose from: {known}") from exc
+        except (OmegaConfBaseException, YAMLError) as exc:
+            reason = " ".join(str(exc).splitlines()[:1]) or type(exc).__name__
+            raise WorkloadError(f"{setting}: cannot be read ({reason}); quote odd values") from exc
+    return OmegaConf.to_container(node, resolve=True)
 
 
 def _read(args: argparse.Namespace) -> Any:
@@ -135,7 +141,13 @@ def _read(args: argparse.Namespace) -> Any:
 
 def _console(kind: Any) -> Any:
     # A pipe has no width; give the tables the room they need instead of 80 columns.
-    return kind() if sys.stdout.isatty() else kind(width=150)
+    console = kind() if sys.stdout.isatty() else kind(width=150)
+    console.on_broken_pipe = _reader_gone  # rich itself would leave with code 1, which says regression
+    return console
+
+
+def _reader_gone() -> None:
+    raise BrokenPipeError
 
 
 if __name__ == "__main__":

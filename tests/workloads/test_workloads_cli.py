@@ -95,6 +95,23 @@ def test_usage_errors_are_one_line_and_exit_2(capsys, argv, words):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "setting", ["rate={", "rate=${nope}", "classes=[1]", "rate.x.y=1", "=5", r"rate=\\${x}"]
+)
+def test_a_setting_that_cannot_be_read_is_one_line_that_names_it(capsys, setting):
+    code, out, err = run(capsys, "show", "rag", setting)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert setting.split("=")[0].split(".")[0] in err
+
+
+def test_a_reader_that_has_gone_is_no_failure():
+    command = [sys.executable, "-m", "workloads", "show", "rag"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, b"Traceback" in said) == (0, False)
+
+
 def test_help_loads_nothing_heavy():
     code = (
         "import sys; from workloads.__main__ import main\n"
