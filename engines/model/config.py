@@ -96,7 +96,6 @@ class ModelConfig:
         hidden, heads = _need(raw, "hidden_size"), _need(raw, "num_attention_heads")
         theta, scaling = _rope(raw)
         bias = bool(raw.get("attention_bias", False)) and family in ("llama", "qwen3")
-        eos = raw.get("eos_token_id")
         defaults = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
         return cls(
             family=family,
@@ -110,13 +109,13 @@ class ModelConfig:
             max_positions=raw.get("max_position_embeddings") or defaults[family],
             rope_theta=theta,
             rope_scaling=scaling,
-            rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rms_eps=_need({"rms_norm_eps": 1e-6, **raw}, "rms_norm_eps", float),
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=bias or family == "qwen2",
             o_bias=bias,
             qk_norm=family == "qwen3",
             sliding_window=_sliding_window(raw, family),
-            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+            eos_token_ids=_token_ids(raw, "eos_token_id"),
             bos_token_id=raw.get("bos_token_id"),
         )
 
@@ -161,9 +160,19 @@ class ModelConfig:
         return raw
 
 
+def _token_ids(raw: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """A token id, or a list of them, or none."""
+    value = raw.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(i) is not int or i < 0 for i in ids):
+        raise ConfigError(f"config.json: {key}={value!r} needs a token id or a list of them")
+    return tuple(ids)
+
+
 def _need(raw: Mapping[str, Any], key: str, kind: type = int) -> Any:
     value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or (kind is int and not isinstance(value, int)):
         raise ConfigError(
             f"config.json: {key}={value!r} needs a number" if key in raw else f"config.json: {key} is missing"
         )
@@ -186,7 +195,10 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         value = raw.get(key)
         if value not in allowed:
             raise ConfigError(f"config.json: {key}={value!r} is not supported by model.impl=lean")
-    kinds = set(raw.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    layer_types = raw.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        raise ConfigError(f"config.json: layer_types={layer_types!r} needs a list")
+    kinds = {str(kind) for kind in layer_types} - {"full_attention", "sliding_attention"}
     if kinds:
         raise ConfigError(
             f"config.json: layer_types={', '.join(sorted(kinds))}: only full_attention is supported"
@@ -207,8 +219,15 @@ def _sliding_window(raw: Mapping[str, Any], family: str) -> int | None:
 
 def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """transformers 5 keeps theta and scaling in rope_parameters, 4 in rope_theta and rope_scaling."""
-    values = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    theta = float(values.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    values: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        given = raw.get(key) or {}
+        if not isinstance(given, dict):
+            raise ConfigError(f"config.json: {key}={given!r} needs an object")
+        values |= given
+    theta = _need(
+        {"rope_theta": values.get("rope_theta") or raw.get("rope_theta") or 10_000.0}, "rope_theta", float
+    )
     if values.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise ConfigError(
             f"config.json: partial_rotary_factor={values['partial_rotary_factor']}: only 1 works"

@@ -74,9 +74,11 @@ def load_folder(
             tensors = random_weights(ModelConfig.from_hf(raw), seed)
         model = _build(impl, raw, tensors, device, dtype, seed)
         return _loaded(name, model, read_tokenizer(folder, model.config, required=weights == "real"))
-    except ConfigError as error:
-        text = str(error)
-        raise ConfigError(text if text.startswith(str(folder)) else f"{folder}: {text}") from None
+    except Exception as error:  # a checkpoint is foreign data: its libraries fail on it in any way they like
+        text = " ".join(str(error).split())[:400]
+        if not isinstance(error, ConfigError):
+            text = f"this checkpoint cannot be loaded ({type(error).__name__}: {text[:300]})"
+        raise ConfigError(text if text.startswith(str(folder)) else f"{folder}: {text}") from error
 
 
 def _build(

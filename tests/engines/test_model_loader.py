@@ -103,6 +103,43 @@ def test_what_is_wrong_with_a_folder_is_one_line(folder: Path) -> None:
     assert f"model.id={folder}: the folder has no config.json" == message(folder)
 
 
+@pytest.mark.parametrize("impl", ["lean", "hf"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rope_theta", "x"),
+        ("rms_norm_eps", None),
+        ("eos_token_id", {}),
+        ("rope_scaling", 1.5),
+        ("layer_types", 7),
+        ("hidden_act", "x"),
+        ("hidden_size", "1"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_one_line(folder: Path, impl: str, field: str, value: Any) -> None:
+    write_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps({**SHAPE.to_hf(), field: value}))
+    text = message(folder, impl=impl)
+    assert text.startswith(str(folder))
+    if impl == "lean":
+        assert field in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", '{"chat_template": [{"x": 1}]}'),
+        ("model.safetensors.index.json", '{"weight_map": []}'),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 1}}'),
+        ("chat_template.jinja", b"\xff\xfe"),
+    ],
+)
+def test_a_broken_file_beside_the_weights_is_one_line(folder: Path, name: str, content: str | bytes) -> None:
+    write_tokenizer(folder)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert message(folder).startswith(str(folder))
+
+
 def test_settings_that_do_not_exist() -> None:
     for cfg, expected in [
         ({"name": "big"}, "model=big: choose from tiny, smollm2, hf"),
