@@ -99,6 +99,10 @@ class Server:
         except web.HTTPException as error:
             self.metrics.invalid[error.status] += 1
             return _error(self._http_error(request, error), error.headers.get("Allow"))
+        except web.RequestPayloadError as error:
+            self.metrics.invalid[400] += 1
+            reason = getattr(error.__cause__, "message", "") or "it is not what its headers say"
+            return _error(ApiError(f"the body cannot be read: {reason}", 400))
         except ConnectionError:  # the client left while its body was being read, or its answer written
             LOG.debug("client left: %s", request.path)
             return web.Response(status=499)
@@ -203,8 +207,9 @@ class Server:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """aiohttp answers what is not HTTP with a 400; that is no fault of ours and needs no traceback."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    """What is not HTTP is answered with a 400; that is no fault of ours and needs no traceback."""
+    fault = record.exc_info[1] if record.exc_info else None
+    return not isinstance(fault, HttpProcessingError | web.RequestPayloadError)
 
 
 def app_runner(app: web.Application) -> web.AppRunner:

@@ -44,6 +44,9 @@ def shown(value: Any, limit: int = 60) -> str:
     """A client's value for a message: JSON, on one line, cut when it is long."""
     try:
         text = orjson.dumps(value).decode()
-    except TypeError:
-        text = repr(value)
+    except TypeError:  # what JSON cannot say, or nested too deep to be written
+        try:
+            text = repr(value)
+        except RecursionError:
+            text = f"a deeply nested {'object' if isinstance(value, dict) else 'list'}"
     return text if len(text) <= limit else text[: limit - 1] + "…"

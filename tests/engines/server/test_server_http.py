@@ -208,6 +208,22 @@ def test_what_is_not_http_is_refused_without_a_traceback(caplog: pytest.LogCaptu
     assert caplog.records == []
 
 
+def test_a_body_that_is_not_what_its_headers_say_is_refused_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with serving() as (server, http):
+            headers = {"Content-Encoding": "gzip", "Connection": "close"}
+            async with http.post("/v1/completions", data=b"junk", headers=headers) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["message"].startswith("the body cannot be read: ")
+            assert (await whole(http, prompt="x", max_tokens=1))[0] == 200
+            assert server.metrics.invalid == {400: 1}
+
+    run(scenario())
+    assert caplog.records == []
+
+
 def test_only_local_names_reach_a_local_server() -> None:
     async def scenario() -> None:
         async with serving() as (_, http):

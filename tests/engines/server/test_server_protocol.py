@@ -179,6 +179,15 @@ def test_text_parts_are_joined_and_the_two_limits_agree() -> None:
         parse_chat({"messages": asked.messages, "max_completion_tokens": 3, "max_tokens": 4}, "tiny")
 
 
+@pytest.mark.parametrize("depth", [100, 500, 1000])
+@pytest.mark.parametrize("name", ["prompt", "stop", "model", "logit_bias", "batchmark", "colour"])
+def test_a_value_of_any_depth_is_only_refused(name: str, depth: int) -> None:
+    body = {"prompt": "x", **parse_json(f'{{"{name}":{"[" * depth}{"]" * depth}}}'.encode())}
+    with pytest.raises(ApiError) as caught:
+        parse_completion(body, "tiny", 256)
+    assert (caught.value.status, name in caught.value.message) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
