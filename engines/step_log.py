@@ -7,6 +7,7 @@ until the reader raises ArrowInvalid or OSError: that needs pyarrow alone, `read
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -82,14 +83,27 @@ STEP_SCHEMA = pa.schema(
 )
 
 
+class _WholeFile(io.FileIO):
+    """A disk that fills up takes the beginning of a write and says how much, which no writer above looks at:
+    here a write is whole or an OSError."""
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest:
+            rest = rest[super().write(rest) or 0 :]
+        return size
+
+
 class StepLog:
-    """Appends to the two files of `directory`, which it creates. One thread only. Raises OSError."""
+    """Writes the two files of `directory`, which it creates. One thread only. Raises OSError, FileExistsError
+    where there are records already: two servers, or two runs, must not mix theirs."""
 
     def __init__(self, directory: Path | str) -> None:
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        self._steps_file = open(directory / "steps.arrow", "wb", buffering=0)  # noqa: SIM115  closed in close()
-        self._requests_file = open(directory / "engine_requests.jsonl", "ab", buffering=0)  # noqa: SIM115
+        self._steps_file = _WholeFile(directory / "steps.arrow", "xb")
+        self._requests_file = _WholeFile(directory / "engine_requests.jsonl", "ab")
         self._writer = pa.ipc.new_stream(self._steps_file, STEP_SCHEMA)
         self._columns: dict[str, list[Any]] = {name: [] for name in STEP_SCHEMA.names}
         self._lines: list[str] = []

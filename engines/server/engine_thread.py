@@ -212,12 +212,13 @@ class EngineThread:
                 if wakeup is not None and wakeup <= now:
                     break
                 self._wake.wait(None if wakeup is None else wakeup - now)
-            if self._stopping:
-                return False
+            stopping = self._stopping
             commands, self._commands = self._commands, deque()
         if commands:  # a pass may take long: refusals and what has left are not to be seen only after it
             self._obey(commands)
             self.stats = self._engine.stats()
+        if stopping:  # what has just been given up is on record
+            return False
         if not self._engine.has_work:
             return True
         events: Events = []

@@ -80,10 +80,14 @@ class Service:
     def application(self) -> web.Application:
         return Server(self._server_config, self.engine, self._tokenizer, self._log).build()
 
-    def close(self) -> None:
-        """After the engine thread has ended."""
-        self._log.close()
+    def close(self) -> str | None:
+        """After the engine thread has ended. What kept the last records from being written, or None."""
         self._runner.close()
+        try:
+            self._log.close()
+        except OSError as error:
+            return f"--records: cannot be written ({error.strerror or error})"
+        return None
 
 
 class Stop:
@@ -128,7 +132,9 @@ async def serve(service: Service, listener: socket.socket, stop: Stop, on_ready:
     service.engine.fail_open(f"the server is going: {stop.reason}", refuse=True)
     await runner.cleanup()
     if service.engine.stop(stop.patience_s):
-        service.close()
+        failure = service.close()
+        if failure is not None and stop.exit_code == 0:
+            stop.reason, stop.exit_code = failure, 1
     else:  # a pass that does not end: what the records hold so far is on file
         _leave(stop)
     return stop.exit_code
@@ -153,5 +159,7 @@ def _step_log(records: Path | None) -> StepLog | None:
     try:
         pa.array([0])  # pyarrow loads pandas at the first conversion: not in the middle of an iteration
         return StepLog(records)
+    except FileExistsError as error:
+        raise ConfigError(f"--records {records}: {error.filename} exists; give another folder") from None
     except OSError as error:
         raise ConfigError(f"--records {records}: cannot be written ({error.strerror})") from None

@@ -9,6 +9,8 @@ import textwrap
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from engines.step_log import FLUSH_INTERVAL_NS, RequestRecord, StepLog, StepRecord, read_steps
 from tests.support.engine_driver import Driver, config
 
@@ -110,3 +112,40 @@ def test_it_survives_kill_9(tmp_path: Path) -> None:
     assert read_steps(tmp_path / "steps.arrow")["step"].to_pylist() == [0]
     (line,) = (tmp_path / "engine_requests.jsonl").read_text().splitlines()
     assert json.loads(line)["id"] == "r0"
+
+
+def test_a_disk_that_fills_up_is_an_error_and_not_a_shorter_file(tmp_path: Path) -> None:
+    script = """
+        import resource, sys
+        from tests.engines.test_step_log import record
+        from engines.step_log import RequestRecord, StepLog
+        log = StepLog(sys.argv[1])
+        log.flush()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))
+        for number in range(40):
+            log.request(RequestRecord(number, "R", "r0", 0, "", "", 0, 3, 4, 100))
+        try:
+            log.flush()
+        except OSError as error:
+            print("refused")
+    """
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "refused\n", done.stderr
+    assert (tmp_path / "engine_requests.jsonl").stat().st_size == 2500
+
+
+def test_two_logs_do_not_share_a_folder(tmp_path: Path) -> None:
+    log = StepLog(tmp_path)
+    log.step(record(0, 0))
+    with pytest.raises(FileExistsError):
+        StepLog(tmp_path)
+    log.close()
+    assert read_steps(tmp_path / "steps.arrow")["step"].to_pylist() == [0]

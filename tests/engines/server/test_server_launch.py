@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engines.server.launch import Stop, serve
+from engines.config import ConfigError
+from engines.server.launch import Stop, _step_log, serve
 from tests.engines.server.live_server import PATIENCE_S, LiveServer, RawClient
 
 
@@ -19,12 +21,14 @@ class StubService:
         self.live = LiveServer()
         self.engine = self.live.engine
         self.closed = False
+        self.failure: str | None = None
 
     def application(self) -> Any:
         return self.live.server.build()
 
-    def close(self) -> None:
+    def close(self) -> str | None:
         self.closed = True
+        return self.failure
 
 
 async def serve_until(stop: Stop, service: StubService, then: Any) -> int:
@@ -76,3 +80,28 @@ def test_it_does_not_start_to_serve_when_it_was_stopped_while_loading() -> None:
             return await asyncio.wait_for(serve(service, listener, stop, lambda: None), PATIENCE_S)  # type: ignore[arg-type]
 
     assert asyncio.run(scenario()) == 0
+
+
+def test_records_that_could_not_be_finished_are_said_and_are_no_success() -> None:
+    async def scenario() -> None:
+        stop, service = Stop(), StubService()
+        service.failure = "--records: cannot be written (No space left on device)"
+        assert await serve_until(stop, service, lambda: stop.set("SIGTERM")) == 1
+        assert stop.reason == service.failure
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_the_end_cuts_off_is_given_up_in_the_engine_too() -> None:
+    stop, service = Stop(), StubService()
+    assert asyncio.run(serve_until(stop, service, lambda: stop.set("SIGTERM"))) == 0
+    assert service.live.raw_engine.counters.finished == {"abort": 1}
+    assert not service.live.raw_engine.has_work
+
+
+def test_records_of_another_server_are_left_alone(tmp_path: Path) -> None:
+    first = _step_log(tmp_path)
+    assert first is not None
+    with pytest.raises(ConfigError, match=r"steps\.arrow exists; give another folder"):
+        _step_log(tmp_path)
+    first.close()
