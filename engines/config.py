@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 SCHEDULERS = ("static", "continuous", "chunked")
 RESERVATIONS = ("on_demand", "prompt", "prompt_plus_max_tokens", "max_model_len")
+LONGEST_MS = 1e9
+"""The longest wait that a setting may ask for, 11 days: a lock of the system cannot wait for ever longer."""
 
 
 class ConfigError(ValueError):
@@ -47,12 +51,18 @@ class EngineConfig:
         for name in optional:
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
-        if self.queue_timeout_ms is not None and self.queue_timeout_ms <= 0:
+        if self.max_model_len == 1:
+            raise ConfigError("engine.max_model_len=1: needs at least 2, for a prompt and an answer")
+        if self.queue_timeout_ms is not None and not 0 < self.queue_timeout_ms <= LONGEST_MS:
             raise ConfigError(
-                f"engine.queue_timeout_ms={self.queue_timeout_ms}: needs a time above 0, or null"
+                f"engine.queue_timeout_ms={self.queue_timeout_ms}: needs a time above 0, or null; "
+                f"at most {LONGEST_MS:g}"
             )
-        if self.max_queue_delay_ms < 0:
-            raise ConfigError(f"engine.max_queue_delay_ms={self.max_queue_delay_ms}: needs 0 or more")
+        if not 0 <= self.max_queue_delay_ms <= LONGEST_MS:
+            raise ConfigError(
+                f"engine.max_queue_delay_ms={self.max_queue_delay_ms}: needs 0 or more, at most "
+                f"{LONGEST_MS:g}"
+            )
         if self.num_kv_blocks == 1:
             raise ConfigError(
                 "engine.num_kv_blocks=1: needs at least 2, since the null block belongs to nobody"
@@ -87,6 +97,15 @@ class EngineConfig:
         return cls(**values)
 
 
+def thread_count(threads: int | None) -> int:
+    """CPU threads of a pass; None: all cores that this process may use but one, which is left to the client.
+    Raises ConfigError for more than the machine has, where passes take minutes and starting never ends."""
+    cores = os.cpu_count() or 1
+    if threads is not None and threads > cores:
+        raise ConfigError(f"engine.threads={threads}: this machine has {cores} cores; use at most that")
+    return threads or max(1, len(os.sched_getaffinity(0)) - 1)
+
+
 def _typed(key: str, value: Any, kind: str) -> Any:
     if value is None:
         if "None" in kind:
@@ -99,9 +118,9 @@ def _typed(key: str, value: Any, kind: str) -> Any:
         "bool": isinstance(value, bool),
         "str": isinstance(value, str),
     }[base]
-    if not ok:
-        what = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[base]
-        raise ConfigError(f"engine.{key}={value!r}: needs {what}")
+    if not ok or (base == "float" and not math.isfinite(value)):
+        words = {"int": "a whole number", "float": "a finite number", "bool": "true or false", "str": "text"}
+        raise ConfigError(f"engine.{key}={value!r}: needs {words[base]}")
     return float(value) if base == "float" else value
 
 

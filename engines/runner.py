@@ -9,28 +9,39 @@ whole or in chunks, alone or in a batch, and again after preemption.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-def quiet_openmp() -> None:
-    """Let idle OpenMP threads sleep instead of spin: on one host they would take the client's core. libgomp
-    reads this once, when torch loads it, so it runs when this module is imported, before torch. A value that
-    the user has set stays."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+def prepare_torch() -> None:
+    """What its libraries read once, when torch is loaded: this runs before. A value that the user has set
+    stays.
+
+    Idle OpenMP threads sleep instead of spin: on one host they would take the client's core. The two caches
+    of oneDNN's compiled products hold 1024 entries each by default, one for every weight shape and row count,
+    half a megabyte together: prompts of ever new lengths would fill gigabytes. These sizes hold the decode
+    batches of 25 row counts over five shapes of weights; a row count that is new costs the same."""
+    for name, value in (
+        ("OMP_WAIT_POLICY", "PASSIVE"),
+        ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256"),
+        ("LRU_CACHE_CAPACITY", "128"),
+    ):
+        os.environ.setdefault(name, value)
 
 
-quiet_openmp()
+prepare_torch()
 
 import torch  # noqa: E402
 
 from engines import sampler  # noqa: E402
 from engines.batch import NULL_BLOCK, RaggedBatch, StepResult  # noqa: E402
-from engines.config import ConfigError, EngineConfig  # noqa: E402
+from engines.config import ConfigError, EngineConfig, thread_count  # noqa: E402
 from engines.model.base import ForwardContext  # noqa: E402
 from engines.model.invariance import BITWISE, find_row_guarantee  # noqa: E402
 from engines.model.loader import LoadedModel, load_model  # noqa: E402
@@ -51,8 +62,7 @@ def build_runner(
     work."""
     torch_device = resolve_device(device)
     torch_dtype = resolve_dtype(dtype, torch_device)
-    threads = engine.threads or max(1, len(os.sched_getaffinity(0)) - 1)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(thread_count(engine.threads))
     with torch.inference_mode():
         loaded = load_model(model_cfg, torch_device, torch_dtype, seed)
         return ModelRunner(loaded, engine, torch_device, torch_dtype, attention)
@@ -74,6 +84,8 @@ class ModelRunner:
         self.loaded = loaded
         self.num_kv_blocks = kv_blocks(engine, config.kv_bytes_per_token(dtype.itemsize))
         self._device, self._dtype = device, dtype
+        kv_bytes = self.num_kv_blocks * engine.block_size * config.kv_bytes_per_token(dtype.itemsize)
+        check_memory(kv_bytes, available_memory(device), engine, self.num_kv_blocks)
         self._backend = get_backend(attention, device, dtype)
         caches = [
             allocate_kv(
@@ -173,6 +185,32 @@ def kv_blocks(engine: EngineConfig, bytes_per_token: int) -> int:
             f"{needed}, the null block included"
         )
     return min(blocks, engine.max_num_seqs * per_sequence + 1)
+
+
+def check_memory(kv_bytes: int, available: int, engine: EngineConfig, num_kv_blocks: int) -> None:
+    """A KV pool that the memory does not hold is refused at the start: on the CPU the system gives out pages
+    only when they are touched, and would end the server in the middle of a run. Raises ConfigError."""
+    if kv_bytes > available:
+        setting = "num_kv_blocks" if engine.num_kv_blocks is not None else "kv_memory_gb"
+        raise ConfigError(
+            f"engine.{setting}={getattr(engine, setting)}: {num_kv_blocks} blocks of engine.block_size="
+            f"{engine.block_size} take {kv_bytes / 1e9:.3g} GB, and {available / 1e9:.3g} GB are free"
+        )
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that can still be had on the device; on the CPU also within the limit of the control group."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    with contextlib.suppress(OSError, ValueError):  # "max", where there is no limit, is no number
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        free = min(free, limit - int((group / "memory.current").read_text()))
+    return free
 
 
 def _padded(array: NDArray[Any], pad: int, value: int) -> NDArray[Any]:

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from engines.config import ConfigError, EngineConfig
+from engines.config import ConfigError, EngineConfig, thread_count
 
 if TYPE_CHECKING:
     from engines.server.launch import Stop
@@ -45,6 +46,7 @@ Settings: server.host (127.0.0.1)  server.port (0: a free one)  model  model.id 
 Routes: POST /v1/completions  POST /v1/chat/completions  GET /v1/models  GET /health  GET /metrics
 Exit codes: 0 asked to end, 1 the engine has died, 2 a setting cannot work"""
 
+MOST_FILES = 65536
 STDIN_PATIENCE_S = 1.2  # how long a running iteration gets once the parent is gone
 STDIN_DEADLINE_S = 1.8  # then the process ends whatever it is doing
 
@@ -129,9 +131,8 @@ def api_key(config: EngineConfig) -> str | None:
 
 def set_environment(threads: int | None) -> None:
     """OpenMP reads these once, when torch is imported. Waiting threads sleep: on a small host, spinning ones
-    take the cores of the client and of the event loop."""
-    cores = len(os.sched_getaffinity(0))
-    os.environ["OMP_NUM_THREADS"] = str(threads or max(1, cores - 1))
+    take the cores of the client and of the event loop. Raises ConfigError."""
+    os.environ["OMP_NUM_THREADS"] = str(thread_count(threads))
     for name, value in (
         ("OMP_WAIT_POLICY", "PASSIVE"),
         ("GOMP_SPINCOUNT", "0"),
@@ -163,6 +164,14 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def allow_connections() -> None:
+    """Every open request holds a file; a usual soft limit of 1024 is soon reached by a batch that is slow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def watch_stdin(stop: Stop) -> None:
     """End the server once standard input is closed, which the system does when the parent dies, however it
     dies."""
@@ -192,6 +201,7 @@ def run(args: list[str]) -> int:
     host, port = config["server"]["host"], config["server"]["port"]
     with bind(host, port) as listener:
         set_environment(engine.threads)
+        allow_connections()
         import asyncio
 
         from engines.server.launch import Service, Stop, serve

@@ -287,6 +287,34 @@ def test_the_end_of_the_parent_ends_the_server_in_the_middle_of_an_answer(tmp_pa
     assert (tmp_path / "steps.arrow").stat().st_size > 0
 
 
+def test_a_low_soft_limit_of_open_files_does_not_limit_connections() -> None:
+    code = (
+        "import resource\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "from engines.server.__main__ import MOST_FILES, allow_connections\n"
+        "allow_connections()\n"
+        "soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "print(soft == min(MOST_FILES, hard if hard != resource.RLIM_INFINITY else MOST_FILES))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_an_end_in_the_middle_of_answers_puts_them_on_record(tmp_path: Path) -> None:
+    with process("+engine=continuous", "server.port=0", "--records", str(tmp_path)) as started:
+        ready = started.line()
+        body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", ready["port"]), PATIENCE_S) as client:
+            client.sendall((head + body).encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+            started.popen.send_signal(signal.SIGTERM)
+            assert started.popen.wait(PATIENCE_S) == 0
+    (line,) = (tmp_path / "engine_requests.jsonl").read_text().splitlines()
+    assert json.loads(line)["finish_reason"] == "abort"
+
+
 def test_a_resolved_configuration_a_key_and_ctrl_c(tmp_path: Path) -> None:
     config, records = tmp_path / "config.yaml", tmp_path / "records"
     overrides = ["engine=static", "engine.max_model_len=256", "engine.api_key_env=SERVER_KEY"]

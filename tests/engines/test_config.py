@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
-from engines.config import ConfigError, EngineConfig
+from engines.config import ConfigError, EngineConfig, thread_count
 from harness.conf import compose
 
 GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"}
@@ -22,6 +23,12 @@ GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"
         ({"drain": 1}, "engine.drain=1: needs true or false"),
         ({"queue_timeout_ms": 0}, "engine.queue_timeout_ms=0.0: needs a time above 0, or null"),
         ({"max_queue_delay_ms": -1}, "engine.max_queue_delay_ms=-1.0: needs 0 or more"),
+        ({"queue_timeout_ms": float("nan")}, "engine.queue_timeout_ms=nan: needs a finite number"),
+        ({"queue_timeout_ms": 1e300}, "engine.queue_timeout_ms=1e.300: needs .* at most 1e.09"),
+        ({"max_queue_delay_ms": float("inf")}, "engine.max_queue_delay_ms=inf: needs a finite number"),
+        ({"max_queue_delay_ms": 1e20}, "engine.max_queue_delay_ms=1e.20: needs .* at most 1e.09"),
+        ({"kv_memory_gb": float("inf")}, "engine.kv_memory_gb=inf: needs a finite number"),
+        ({"max_model_len": 1}, "engine.max_model_len=1: needs at least 2"),
         ({"kv_memory_gb": 0.0}, "engine.kv_memory_gb=0.0: give a size above 0, or set engine.num_kv_blocks"),
         ({"kv_memory_gb": None}, "engine.kv_memory_gb=None: give a size above 0"),
         ({"colour": "red"}, "engine.colour is not a setting; choose from: .*scheduler"),
@@ -39,6 +46,14 @@ def test_what_cannot_work_is_one_line(change: dict[str, Any], message: str) -> N
     with pytest.raises(ConfigError, match=message) as error:
         EngineConfig.from_mapping({**GOOD, **change})
     assert "\n" not in str(error.value)
+
+
+def test_threads_are_at_most_the_cores_of_the_machine() -> None:
+    cores = os.cpu_count() or 1
+    assert thread_count(cores) == cores
+    assert 1 <= thread_count(None) <= cores
+    with pytest.raises(ConfigError, match=f"engine.threads={cores + 1}: this machine has {cores} cores"):
+        thread_count(cores + 1)
 
 
 def test_null_and_whole_numbers_for_times() -> None:

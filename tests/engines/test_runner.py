@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from engines.batch import RaggedBatch
 from engines.config import ConfigError
 from engines.model.base import RowProbe
 from engines.model.invariance import BITWISE, find_row_guarantee
-from engines.runner import ModelRunner, build_runner, kv_blocks, resolve_device, resolve_dtype
+from engines.runner import ModelRunner, build_runner, kv_blocks, prepare_torch, resolve_device, resolve_dtype
 from tests.support.passes import Passes, Seq, engine_config
 
 TINY = {"name": "tiny", "id": None, "weights": "random", "impl": "lean"}
@@ -179,6 +182,40 @@ def test_the_pool_is_sized_once_and_refused_when_too_small() -> None:
         ConfigError, match=r"engine\.kv_memory_gb=1e-06 is 3 blocks .* needs 33, the null block included"
     ):
         kv_blocks(engine_config(num_kv_blocks=None, kv_memory_gb=1e-6), 64)
+
+
+def test_a_pool_larger_than_the_memory_is_refused_before_it_is_allocated() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.num_kv_blocks=1000000000: .* GB are free"):
+        build_runner(TINY, engine_config(num_kv_blocks=1_000_000_000), "cpu")
+    many = engine_config(
+        num_kv_blocks=None, kv_memory_gb=1e9, max_num_seqs=10**9, max_num_batched_tokens=10**9
+    )
+    with pytest.raises(ConfigError, match=r"engine\.kv_memory_gb=1000000000\.0: .* GB are free"):
+        build_runner(TINY, many, "cpu")
+
+
+def test_the_caches_of_compiled_products_are_bounded_before_torch_is_loaded() -> None:
+    code = (
+        "import importlib.abc, os, sys\n"
+        "class Watch(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'torch':\n"
+        "            print(os.environ['ONEDNN_PRIMITIVE_CACHE_CAPACITY'], os.environ['LRU_CACHE_CAPACITY'])\n"
+        "            os._exit(0)\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "import engines.runner\n"
+    )
+    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    bare = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run([sys.executable, "-uc", code], capture_output=True, text=True, timeout=60, env=bare)
+    assert done.stdout.split() == ["256", "128"], done.stderr
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    prepare_torch()
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ["LRU_CACHE_CAPACITY"]) == ("ACTIVE", "7")
 
 
 def test_devices_dtypes_and_contexts_that_cannot_work() -> None:
