@@ -24,6 +24,9 @@ from harness.table import LEGEND, MISSING, UNRELIABLE, console_for, grid, lookup
 SAME = 0.02
 """Closer to the reference than this is neither better nor worse."""
 BETTER, WORSE = "▲", "▼"
+MOST_TOLD = 2
+"""Settings in the name of a run: more make no column."""
+UNTOLD = ("output.dir", "output.text")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def compare(run_dirs: Sequence[str | Path]) -> Comparison:
     """Load runs and say whether they may be compared with the first. Raises FileNotFoundError."""
     runs = [load_run(folder) for folder in run_dirs]
     summaries = hold_to_one_threshold(runs, [summarize(run) for run in runs])
-    names = column_names(summaries)
+    names = column_names(summaries, [run.config for run in runs])
     prints = [summary["run"]["fingerprint"] for summary in summaries]
     mismatches: list[str] = []
     notes: list[str] = []
@@ -104,13 +107,34 @@ def compare(run_dirs: Sequence[str | Path]) -> Comparison:
     return Comparison(tuple(names), tuple(summaries), tuple(mismatches), tuple(notes))
 
 
-def column_names(summaries: Sequence[dict[str, Any]]) -> list[str]:
-    """The engines' names, numbered where one occurs twice."""
+def column_names(summaries: Sequence[dict[str, Any]], configs: Sequence[dict[str, Any]]) -> list[str]:
+    """What tells the runs apart: the engine, and where one occurs twice the settings in which those runs
+    differ. Runs that differ in nothing are numbered."""
     engines = [str(summary["engine"] or summary["run"]["id"] or "run") for summary in summaries]
+    flat = [{key: value for key, value in flatten(config).items() if key not in UNTOLD} for config in configs]
+    names = []
+    for engine, settings in zip(engines, flat, strict=True):
+        group = [other for name, other in zip(engines, flat, strict=True) if name == engine]
+        differing = [key for key in settings if len({other.get(key) for other in group}) > 1]
+        told = ", ".join(f"{key.rpartition('.')[2]}={settings[key]}" for key in differing[:MOST_TOLD])
+        names.append(told if told and len(set(engines)) == 1 else ", ".join(filter(None, (engine, told))))
     return [
-        f"{name} #{engines[: i + 1].count(name)}" if engines.count(name) > 1 else name
-        for i, name in enumerate(engines)
+        f"{name} #{names[: i + 1].count(name)}" if names.count(name) > 1 else name
+        for i, name in enumerate(names)
     ]
+
+
+def flatten(value: dict[Any, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as {"engine.max_num_seqs": "16"}, values as one would write them in an override."""
+    flat: dict[str, str] = {}
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            flat.update(flatten(item, f"{prefix}{key}."))
+        elif item is None:
+            flat[f"{prefix}{key}"] = "null"
+        else:
+            flat[f"{prefix}{key}"] = str(item).lower() if isinstance(item, bool) else str(item)
+    return flat
 
 
 def hold_to_one_threshold(runs: Sequence[Run], summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -191,7 +215,7 @@ def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = N
     scale = lookup(summary, "setup.planned.length_scale")
     title = f"{summary['workload'] or 'unknown workload'}, model {summary['model'] or 'unknown'}"
     out.print(Text(title + (f", workload.length_scale={scale:g}" if scale is not None else ""), style="bold"))
-    table = grid("", *comparison.names)
+    table = grid("", *(name.replace(", ", "\n") for name in comparison.names))
     unreliable = False
     for row in ROWS:
         cells = [cell for cell in rows if cell["path"] == row.path]
@@ -207,7 +231,7 @@ def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = N
         )
     if unreliable:
         out.print(Text(LEGEND, style="dim"))
-    for text in null_notes(comparison):
+    for text in (*null_notes(comparison), *reading_notes(comparison)):
         out.print(Text(text, style="dim"))
     for mismatch in comparison.mismatches:
         out.print(Text(f"NOT COMPARABLE {mismatch}", style="bold red"))
@@ -226,6 +250,23 @@ def null_notes(comparison: Comparison) -> list[str]:
                 reason = why_null(summary, row.path) or "not measured"
                 missing.setdefault(reason, []).append(row.label.partition(",")[0])
         notes.extend(f"{MISSING} {name}: {', '.join(labels)}: {reason}" for reason, labels in missing.items())
+    return notes
+
+
+def reading_notes(comparison: Comparison) -> list[str]:
+    """What a reader has to know to take the figures right."""
+    notes: list[str] = []
+    partly = []
+    for name, summary in zip(comparison.names, comparison.summaries, strict=True):
+        streamed = lookup(summary, "latency_ms.ttft.from_intended.n")
+        completed = lookup(summary, "counts.completed")
+        if streamed and completed and streamed < completed:
+            partly.append(f"{name} {streamed} of {completed}")
+    if partly:
+        notes.append(f"TTFT and TPOT are of the answers that were streamed: {', '.join(partly)}")
+    threshold = next(filter(None, (lookup(s, "stalls.threshold_ms") for s in comparison.summaries)), None)
+    if threshold is not None:
+        notes.append(f"a stall is a gap over {number(threshold)} ms, for all runs alike")
     return notes
 
 

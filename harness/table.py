@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -80,8 +82,13 @@ def grid(*columns: str) -> Table:
 
 
 def console_for(console: Console | None) -> Console:
-    """The caller's console, or one on standard output that neither guesses at emoji nor recolours numbers."""
-    return console or _Console(highlight=False, emoji=False)
+    """The caller's console, or one on standard output that neither guesses at emoji nor recolours numbers.
+    What its encoding does not have (arrows, in a terminal that is not UTF-8) is shown as "?"."""
+    if console is not None:
+        return console
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return _Console(highlight=False, emoji=False)
 
 
 class _Console(Console):

@@ -14,13 +14,16 @@
     ...(trace.line ? { line: { ...trace.line, color: shade(trace.line.color) } } : {}),
     ...(trace.marker ? { marker: { ...trace.marker, color: shade(trace.marker.color) } } : {}),
   });
-  // A logarithmic axis of one decade needs its 2 and 5 labelled; one of many only its powers of ten.
+  // A logarithmic axis of few decades needs its 2 and 5 labelled, in full; one of many only its powers of ten.
   const decades = (figure, key) => {
     const values = figure.data.flatMap((trace) => trace[key]).filter((v) => v > 0);
     return values.length ? Math.log10(Math.max(...values) / Math.min(...values)) : 0;
   };
+  const POWERS = Array.from({ length: 16 }, (_, i) => i - 6);
+  const FINE = POWERS.flatMap((p) => [1, 2, 5].map((m) => Number(`${m}e${p}`)));
   const logTicks = (figure, key, line) => ({
-    dtick: decades(figure, key) < 2.5 ? "D2" : 1, minor: { ticks: "outside", ticklen: 3, tickcolor: line },
+    tickvals: decades(figure, key) < 2.5 ? FINE : POWERS.map((p) => Number(`1e${p}`)),
+    tickformat: "~g", minor: { dtick: "D1", ticks: "outside", ticklen: 3, tickcolor: line },
   });
   const layout = (figure) => {
     const c = colours();
@@ -28,7 +31,7 @@
     const many = figure.data.length > 1;
     return {
       ...figure.layout,
-      xaxis: { ...axis, ...figure.layout.xaxis, exponentformat: "none", ...(figure.layout.xaxis.type === "log" ? logTicks(figure, "x", c.line) : {}) },
+      xaxis: { ...axis, ...figure.layout.xaxis, exponentformat: "none", tickangle: 0, ...(figure.layout.xaxis.type === "log" ? logTicks(figure, "x", c.line) : {}) },
       yaxis: { ...axis, ...figure.layout.yaxis, exponentformat: "none", ...(figure.layout.yaxis.type === "log" ? logTicks(figure, "y", c.line) : {}) },
       paper_bgcolor: c.card, plot_bgcolor: c.card, font: { color: c.ink, size: 12, family: "system-ui,DejaVu Sans,sans-serif" },
       margin: { l: 10, r: 12, t: 8, b: 10 }, showlegend: many, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },

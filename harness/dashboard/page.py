@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from harness.comparison import compare
+from harness.comparison import compare, flatten, null_notes, reading_notes
 from harness.dashboard import figures
 from harness.dashboard.figures import COLOURS, Series
 from harness.dashboard.table import figure_table
@@ -76,6 +76,7 @@ def render(run_dirs: Sequence[Path]) -> str:
         banners=_banners(shown, comparison.mismatches),
         runs=[{"name": s.name, "colour": COLOURS[i % len(COLOURS)]} for i, s in enumerate(shown)],
         table=figure_table(comparison),
+        notes=[n.removeprefix("- ") for n in (*null_notes(comparison), *reading_notes(comparison))],
         sections=sections,
         shared=shared,
         differing=differing,
@@ -89,7 +90,7 @@ def render(run_dirs: Sequence[Path]) -> str:
 
 def _shown(name: str, path: Path, summary: dict[str, Any]) -> Shown:
     run = load_run(path)
-    return Shown(name, run, summary, _flatten(run.config), _series(name, run, summary))
+    return Shown(name, run, summary, flatten(run.config), _series(name, run, summary))
 
 
 def _series(name: str, run: Run, summary: dict[str, Any]) -> Series:
@@ -149,7 +150,7 @@ def _sections(runs: Sequence[Series]) -> tuple[list[dict[str, Any]], list[dict[s
 
 def _title(shown: Sequence[Shown]) -> str:
     workloads = list(dict.fromkeys(str(s.summary.get("workload") or "?") for s in shown))
-    engines = list(dict.fromkeys(s.name.split(" #")[0] for s in shown))
+    engines = list(dict.fromkeys(str(s.summary.get("engine") or s.name) for s in shown))
     return f"{', '.join(workloads)} on {', '.join(engines)}"
 
 
@@ -161,7 +162,15 @@ def _subtitle(shown: Sequence[Shown]) -> str:
         parts.append(f"{planned['rate']:.4g} requests/s")
     if planned.get("length_scale") is not None:
         parts.append(f"workload.length_scale {planned['length_scale']:g}")
-    parts += [f"seed {first.run.meta.get('seed')}", str(first.run.meta.get("started_at") or "")]
+    slo = first.run.meta.get("slo") or {}
+    limits = [f"{name.upper()[:-3]} {slo[name]:g} ms" for name in ("ttft_ms", "tpot_ms") if slo.get(name)]
+    if limits:
+        parts.append(f"SLO {', '.join(limits)}")
+    started = str(first.run.meta.get("started_at") or "")
+    parts += [
+        f"seed {first.run.meta.get('seed')}",
+        started[:16].replace("T", " ") + (" UTC" if started else ""),
+    ]
     return " · ".join(p for p in parts if p)
 
 
@@ -190,21 +199,8 @@ def _settings(shown: Sequence[Shown]) -> tuple[list[dict[str, str]], list[dict[s
 
 
 def _host(shown: Shown) -> list[dict[str, str]]:
-    flat = _flatten({"host": shown.run.meta.get("host") or {}, "server": shown.run.meta.get("server") or {}})
+    flat = flatten({"host": shown.run.meta.get("host") or {}, "server": shown.run.meta.get("server") or {}})
     return [{"key": key, "value": value} for key, value in flat.items()]
-
-
-def _flatten(value: dict[Any, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, item in value.items():
-        name = f"{prefix}{key}"
-        if isinstance(item, dict) and item:
-            flat.update(_flatten(item, f"{name}."))
-        else:
-            flat[name] = (
-                "null" if item is None else str(item).lower() if isinstance(item, bool) else str(item)
-            )
-    return flat
 
 
 def _plotly() -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from harness.comparison import ROWS, compare, comparison_rows, judge, main, print_comparison
+from harness.comparison import ROWS, column_names, compare, comparison_rows, judge, main, print_comparison
 from tests.support.run_factory import (
     SECOND,
     default_meta,
@@ -159,3 +162,38 @@ def test_one_engine_twice_is_numbered(tmp_path: Path) -> None:
 )
 def test_judge(value: float, reference: float, better: str | None, verdict: str | None) -> None:
     assert judge(value, reference, better) == verdict
+
+
+def test_runs_of_one_engine_are_named_by_what_differs() -> None:
+    def names(*runs: tuple[str, dict]) -> list[str]:
+        return column_names(
+            [{"engine": engine, "run": {"id": "x"}} for engine, _ in runs], [c for _, c in runs]
+        )
+
+    small, large = {"engine": {"num_kv_blocks": 120, "block_size": 16}}, {"engine": {"num_kv_blocks": None}}
+    assert names(("continuous", small), ("continuous", large)) == ["num_kv_blocks=120", "num_kv_blocks=null"]
+    assert names(("static", small), ("chunked", large)) == ["static", "chunked"]
+    assert names(("static", small), ("chunked", small), ("chunked", large)) == [
+        "static",
+        "chunked, num_kv_blocks=120",
+        "chunked, num_kv_blocks=null",
+    ]
+    assert names(("chunked", small), ("chunked", small)) == ["chunked #1", "chunked #2"]
+    assert names(("chunked", {}), ("chunked", {"output": {"dir": "elsewhere"}})) == [
+        "chunked #1",
+        "chunked #2",
+    ]
+
+
+def test_a_terminal_that_is_not_utf8_costs_the_arrows_only(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / name, steady_requests(40, gap=gap), engine=name)
+        for name, gap in (("static", 0.04), ("chunked", 0.02))
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.comparison", *map(str, runs)],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"0.50x ?" in done.stdout
