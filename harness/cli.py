@@ -136,6 +136,9 @@ def guard(command: Callable[[], int]) -> int:
         mute()
         return PASS
     except Exception as error:
+        if _was_interrupted():
+            say("interrupted before the load began; nothing was measured")
+            return INVALID
         code = USAGE if is_usage_error(error) else INVALID if _is_of_the_disk(error) else None
         if code is None or DEBUG in os.environ:
             raise
@@ -163,6 +166,12 @@ def mute() -> None:
 
 def is_usage_error(error: Exception) -> bool:
     return isinstance(error, UsageError) or _is_one_of(error, USAGE_ERRORS)
+
+
+def _was_interrupted() -> bool:
+    """Whether a signal raised KeyboardInterrupt: an extension that was being loaded gives an ImportError."""
+    module = sys.modules.get("harness.interrupt")
+    return module is not None and module.Interruption.raised
 
 
 def _is_of_the_disk(error: Exception) -> bool:

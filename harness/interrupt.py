@@ -21,6 +21,8 @@ class Interruption:
     KeyboardInterrupt where the program stands. A second one calls `at_once` and leaves the process.
     """
 
+    raised = False  # by any of them: an import that it met may have made something else of it
+
     def __init__(self) -> None:
         self.count = 0
         self.on_signal: Callable[[], None] | None = None
@@ -43,6 +45,7 @@ class Interruption:
         self.count += 1
         if self.count == 1:
             if self.on_signal is None:
+                Interruption.raised = True
                 raise KeyboardInterrupt
             self.on_signal()
             return

@@ -163,6 +163,29 @@ def test_a_second_signal_leaves_at_once_and_no_server_behind(tmp_path):
     assert gone(server)
 
 
+PRESSED = """
+import os, runpy, signal, sys
+
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["PRESSED_AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Press())
+runpy.run_module("harness", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["harness.cli", "omegaconf", "numpy"])
+def test_ctrl_c_while_modules_are_loaded_is_one_line(module):
+    command = [sys.executable, "-c", PRESSED, "+workload=rag", "--dry-run"]
+    env = {**os.environ, "PRESSED_AT": module}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+    assert done.stderr.startswith("interrupted before the load began")
+
+
 def test_ctrl_c_before_the_load_leaves_nothing(tmp_path):
     command = HarnessCommand(tmp_path, *SHORT)
     server = command.server_pid()
