@@ -170,7 +170,7 @@ def test_runs_of_one_engine_are_named_by_what_differs() -> None:
             [{"engine": engine, "run": {"id": "x"}} for engine, _ in runs], [c for _, c in runs]
         )
 
-    small, large = {"engine": {"num_kv_blocks": 120, "block_size": 16}}, {"engine": {"num_kv_blocks": None}}
+    small, large = ({"engine": {"num_kv_blocks": n, "block_size": 16}} for n in (120, None))
     assert names(("continuous", small), ("continuous", large)) == ["num_kv_blocks=120", "num_kv_blocks=null"]
     assert names(("static", small), ("chunked", large)) == ["static", "chunked"]
     assert names(("static", small), ("chunked", small), ("chunked", large)) == [
@@ -187,7 +187,7 @@ def test_runs_of_one_engine_are_named_by_what_differs() -> None:
 
 def test_a_terminal_that_is_not_utf8_costs_the_arrows_only(tmp_path: Path) -> None:
     runs = [
-        write_run(tmp_path / name, steady_requests(40, gap=gap), engine=name)
+        write(tmp_path / name, steady_requests(40, gap=gap), name)
         for name, gap in (("static", 0.04), ("chunked", 0.02))
     ]
     done = subprocess.run(
