@@ -33,7 +33,7 @@ An OpenAI-compatible server over one of the reference engines: static, continuou
 
   +engine=chunked model=tiny server.port=8000    settings, as every command takes them
   --config FILE       a fully resolved configuration (a run's config.yaml) in their place
-  --records DIR       write steps.arrow and engine_requests.jsonl there
+  --records DIR       write steps.arrow and engine_requests.jsonl there; a folder without a steps.arrow
   --exit-with-stdin   end when standard input closes, so that the server never outlives who started it
   -h, --help          this text
 
@@ -44,7 +44,7 @@ Settings: server.host (127.0.0.1)  server.port (0: a free one)  model  model.id 
   engine.api_key_env (the name of the environment variable with the key that clients must send)
 
 Routes: POST /v1/completions  POST /v1/chat/completions  GET /v1/models  GET /health  GET /metrics
-Exit codes: 0 asked to end, 1 the engine has died, 2 a setting cannot work"""
+Exit codes: 0 asked to end, 1 the engine has died or its records could not be written, 2 a setting cannot work"""
 
 MOST_FILES = 65536
 STDIN_PATIENCE_S = 1.2  # how long a running iteration gets once the parent is gone

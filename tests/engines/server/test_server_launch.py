@@ -96,7 +96,8 @@ def test_an_answer_that_the_end_cuts_off_is_given_up_in_the_engine_too() -> None
     stop, service = Stop(), StubService()
     assert asyncio.run(serve_until(stop, service, lambda: stop.set("SIGTERM"))) == 0
     assert service.live.raw_engine.counters.finished == {"abort": 1}
-    assert not service.live.raw_engine.has_work
+    left = service.live.raw_engine.stats()
+    assert (left.running, left.waiting, left.kv_live) == (0, 0, 0)
 
 
 def test_records_of_another_server_are_left_alone(tmp_path: Path) -> None:
