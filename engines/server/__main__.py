@@ -44,7 +44,7 @@ Settings: server.host (127.0.0.1)  server.port (0: a free one)  model  model.id 
   engine.api_key_env (the name of the environment variable with the key that clients must send)
 
 Routes: POST /v1/completions  POST /v1/chat/completions  GET /v1/models  GET /health  GET /metrics
-Exit codes: 0 asked to end, 1 the engine has died or its records could not be written, 2 a setting cannot work"""
+Exit codes: 0 asked to end, 1 the engine has died or could not write its records, 2 a bad setting"""
 
 MOST_FILES = 65536
 STDIN_PATIENCE_S = 1.2  # how long a running iteration gets once the parent is gone
