@@ -29,6 +29,7 @@ REQUEST_NUMBERS = (
     *("attempt", "priority", "turn", "prompt_tokens", "planned_prompt_tokens", "output_tokens"),
     *("max_tokens", "stop_after", "status"),
 )
+META_PARTS = ("fingerprint", "server", "host", "slo", "planned", "client")
 SCHEDULE_NUMBERS = ("arrival_s", "deadline_ms", "cancel_value", "timeout_s")
 
 
@@ -87,6 +88,17 @@ def load_run(run_dir: str | Path) -> Run:
     file = read("requests.jsonl", lambda d: records.read_request_file(d / "requests.jsonl"), None)
     if not isinstance(meta.get("t0_ns"), int):
         meta = {**meta, "t0_ns": file.t0_ns if file is not None else 0}
+    for name in META_PARTS:
+        if not isinstance(meta.get(name, {}), dict):
+            problems.append(f"meta.json: {name} is no object")
+            meta = {**meta, name: {}}
+    for part, name in ((meta, "clock_pairs"), (meta.get("client", {}), "loop_lag_ms")):
+        if not isinstance(part.get(name) or [], list):
+            problems.append(f"meta.json: {name} is no list")
+            part[name] = []
+    if any(not _is_limit(limit) for limit in meta.get("slo", {}).values()):
+        problems.append("meta.json: slo holds something else than numbers above 0")
+        meta = {**meta, "slo": {}}
     t0, run_id = meta["t0_ns"], meta.get("run")
     engine = engine_frame(
         read("engine_requests.jsonl", records.read_engine_requests, pd.DataFrame()), t0, run_id
@@ -176,6 +188,10 @@ def _floats(frame: pd.DataFrame, columns: Mapping[str, str], t0: int = 0) -> pd.
 def _fields(record: records.RequestRecord) -> dict[str, Any]:
     names = (*REQUEST_TEXT, *REQUEST_NUMBERS, "stream", "token_mismatch", "chunk_ns", "chunk_tokens")
     return {name: getattr(record, name) for name in names}
+
+
+def _is_limit(value: Any) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0)
 
 
 def _number(value: Any) -> float:

@@ -200,6 +200,19 @@ def test_odd_runs(tmp_path: Path, name: str, engine: bool) -> None:
     assert summary["valid"] is (summary["counts"]["completed"] > 0)
 
 
+@pytest.mark.parametrize("strange", ["x", 7, [1], True, {"ttft_ms": "fast"}])
+@pytest.mark.parametrize("part", ["fingerprint", "server", "slo", "planned", "client", "clock_pairs"])
+def test_a_part_of_meta_that_is_something_else_costs_only_itself(
+    tmp_path: Path, part: str, strange: Any
+) -> None:
+    folder = write_run(tmp_path, steady_requests(20))
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, part: strange}))
+    summary = build_summary(folder)
+    assert summary["counts"]["completed"] == 20
+    assert summary["latency_ms"]["ttft"]["from_intended"]["n"] == 20
+
+
 def test_an_empty_folder_and_no_folder(tmp_path: Path) -> None:
     summary = build_summary(tmp_path)
     check(summary)
