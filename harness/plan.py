@@ -50,21 +50,29 @@ def check_engine(cfg: DictConfig) -> None:
         EngineConfig.from_mapping(dict(cfg.engine))
 
 
-def check_lengths(schedule: Schedule, max_model_len: int | None) -> str | None:
-    """One line when some requests are longer than the engine takes; they will count as failed."""
-    if max_model_len is None:
-        return None
-    over = [
-        r.prompt_tokens + r.max_tokens for r in schedule if r.prompt_tokens + r.max_tokens > max_model_len
-    ]
-    if not over:
-        return None
-    scale = schedule.length_scale * max_model_len / max(over)
-    return (
-        f"warning: {len(over)} of {len(schedule)} requests pass engine.max_model_len={max_model_len} tokens "
-        f"(the longest has {max(over)}) and will fail; what would work: "
-        f"workload.length_scale={_floor(scale)} or engine.max_model_len={max(over)}"
+def check_lengths(schedule: Schedule, max_model_len: int | None, kv_tokens: int | None = None) -> str | None:
+    """One line when some requests are longer than the engine takes; they will count as failed. kv_tokens:
+    what the KV pool holds."""
+    limits = (
+        (max_model_len, "engine.max_model_len={limit} tokens", "engine.max_model_len={longest}"),
+        (kv_tokens, "the {limit} tokens of the KV pool (engine.num_kv_blocks)", "more engine.num_kv_blocks"),
     )
+    for limit, what, cure in limits:
+        over = [n for n in (r.prompt_tokens + r.max_tokens for r in schedule) if limit and n > limit]
+        if limit and over:
+            longest = max(over)
+            scale = _floor(schedule.length_scale * limit / longest)
+            return (
+                f"warning: {len(over)} of {len(schedule)} requests pass {what.format(limit=limit)} (the "
+                f"longest has {longest}) and will fail; what would work: workload.length_scale={scale} or "
+                f"{cure.format(longest=longest)}"
+            )
+    return None
+
+
+def pool_tokens(num_kv_blocks: int | None, block_size: int | None) -> int | None:
+    """Tokens that the KV pool holds: one block of it belongs to nobody."""
+    return (num_kv_blocks - 1) * block_size if num_kv_blocks and block_size else None
 
 
 def describe(cfg: DictConfig, schedule: Schedule) -> str:
@@ -83,7 +91,8 @@ def describe(cfg: DictConfig, schedule: Schedule) -> str:
         limits = ", ".join(f"{k}={cfg.engine[k]}" for k in SHOWN_LIMITS if cfg.engine.get(k) is not None)
         lines.append(f"engine     {cfg.engine.name}: {limits}")
         lines.append(f"model      {cfg.model.name}, device={cfg.device}, dtype={cfg.dtype}")
-        warning = check_lengths(schedule, cfg.engine.max_model_len)
+        pool = pool_tokens(cfg.engine.num_kv_blocks, cfg.engine.block_size)
+        warning = check_lengths(schedule, cfg.engine.max_model_len, pool)
     else:
         lines.append(
             f"engine     {cfg.engine.base_url} (not ours; model {cfg.engine.model or 'the first listed'})"

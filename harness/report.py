@@ -74,6 +74,9 @@ def heading(summary: dict[str, Any]) -> list[tuple[str, str]]:
     workload += f", workload.length_scale={scale:g}" if isinstance(scale, (int, float)) else ""
     engine = f"{summary.get('engine') or 'unknown engine'}, model {summary.get('model') or 'unknown'}"
     engine += f" on {summary['device']}" if summary.get("device") else ""
+    runner = setup.get("runner") or {}
+    engine += f", {runner['dtype']}" if runner.get("dtype") else ""
+    engine += f", attention {runner['attention']}" if runner.get("attention") else ""
     settings = setup.get("engine") or {}
     shown = [f"{name}={settings[name]}" for name in SETTINGS if settings.get(name) is not None]
     counts = summary["counts"]

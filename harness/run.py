@@ -22,7 +22,7 @@ from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION, put, say
 from harness.conf import UsageError
 from harness.host import HostLock, facts, fingerprint
 from harness.interrupt import Interruption
-from harness.plan import check_engine, check_lengths, describe, draw_schedule
+from harness.plan import check_engine, check_lengths, describe, draw_schedule, pool_tokens
 from harness.server_process import ServerError, ServerProcess
 from harness.target import RunTarget, foreign_target, our_target, prompt_book, warm_up
 from harness.telemetry import Telemetry
@@ -125,8 +125,9 @@ class Measurement:
         """Warm up, then the load itself with everything that is recorded beside it."""
         from harness.records import write_meta
 
-        warning = check_lengths(schedule, target.max_model_len)
-        for line in filter(None, (warning, *schedule.notes)):
+        pool = pool_tokens(target.server.get("num_kv_blocks"), target.server.get("block_size"))
+        warning = check_lengths(schedule, target.max_model_len, pool)
+        for line in filter(None, (warning, self._slow_kernels(target), *schedule.notes)):
             say(line)
         schedule.to_parquet(self.run_dir / "schedule.parquet")
         prompts = prompt_book(target, schedule.seed)
@@ -154,6 +155,15 @@ class Measurement:
         if self._server is not None:
             self._server.stop()
         write_meta(self.run_dir, meta)
+
+    def _slow_kernels(self, target: RunTarget) -> str | None:
+        """The fallback costs much more than any scheduler gains, so it is not left to the server's log."""
+        if (target.server.get("device"), target.server.get("attention")) != ("cpu", "torch"):
+            return None
+        log = self.run_dir / "server.log"
+        return (
+            f"warning: attention runs on the slow torch kernels, since the C++ ones did not build; see {log}"
+        )
 
     def _warm_up(self, target: RunTarget, prompts: PromptBook) -> None:
         problem = warm_up(target, prompts, self.run_dir)

@@ -157,7 +157,10 @@ def _read_bandwidth(device: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.bench",
+        description="Time the attention backends: a table for people, then one JSON line for machines.",
+    )
     parser.add_argument("--backends", nargs="+", default=["auto", "torch"], choices=kernels.BACKENDS)
     parser.add_argument("--heads", type=int, default=9, help="query heads (SmolLM2-135M: 9)")
     parser.add_argument("--kv-heads", type=int, default=3)

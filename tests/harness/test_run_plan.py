@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION
 from harness.conf import UsageError, compose
-from harness.plan import check_lengths, describe, draw_schedule
+from harness.plan import check_lengths, describe, draw_schedule, pool_tokens
 from harness.run import exit_code, new_run_dir
 from harness.sweep import changed
 from harness.target import warm_up_schedule
@@ -37,9 +37,13 @@ def schedule(*lengths, scale=1.0):
 def test_no_warning_when_everything_fits_or_the_limit_is_unknown():
     assert check_lengths(schedule((90, 10), (1, 1)), 100) is None
     assert check_lengths(schedule((9000, 10)), None) is None
+    assert check_lengths(schedule((90, 10)), 100, pool_tokens(11, 10)) is None
 
 
 def test_the_warning_counts_and_names_what_would_work():
+    small_pool = check_lengths(schedule((90, 11), (50, 5)), 200, pool_tokens(11, 10))
+    assert small_pool is not None
+    assert "1 of 2 requests pass the 100 tokens of the KV pool (engine.num_kv_blocks)" in small_pool
     message = check_lengths(schedule((90, 11), (300, 100), (5, 5)), 100)
     assert "2 of 3" in message
     assert "engine.max_model_len=400" in message
