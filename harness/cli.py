@@ -65,12 +65,13 @@ The last line that a run prints is `results: <folder>`.
 """
 
 COMMANDS = {
-    "harness.gate": "compare a run with a committed baseline",
+    "harness.gate": "hold a run against a committed baseline",
+    "harness.comparison": "runs side by side, ratios to the first",
     "harness.dashboard": "one HTML page for one or more runs",
     "harness.report": "print a run's table again",
-    "workloads": "see a workload's schedule",
+    "workloads": "show a workload's schedule; fit or convert a trace",
     "engines.server": "the server on its own, OpenAI-compatible",
-    "kernels.bench": "time the attention kernels",
+    "kernels.bench": "time the attention kernels; --step: whole decode steps",
 }
 
 

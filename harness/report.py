@@ -54,6 +54,10 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
     verdict(out, summary)
 
 
+OFF_PLAN = 0.02
+"""Share by which the server's count of prompt tokens may be off the plan before the table says so."""
+
+
 def line(out: Console, label: str, text: str) -> None:
     """label and text side by side; text wraps under itself."""
     row = grid("", "")
@@ -114,6 +118,12 @@ def null_notes(summary: dict[str, Any]) -> list[str]:
     whole = lookup(summary, "latency_ms.e2e.from_intended.n")
     if streamed and streamed < whole:
         notes.append(f"{streamed} of {whole} answers were streamed: only these have TTFT, TPOT and ITL")
+    planned, counted = (lookup(summary, f"prompt_tokens.{name}") for name in ("planned", "counted"))
+    if planned and abs(counted / planned - 1) > OFF_PLAN:
+        notes.append(
+            f"prompts held {number(counted / planned)} times the tokens planned: engine.tokenizer names the "
+            "server's tokenizer (a folder, a tokenizer.json, or bytes), which makes them exact"
+        )
     missing: dict[str, list[str]] = {}
     for label, path in LATENCY_ROWS:
         if not (lookup(summary, f"latency_ms.{path}") or {}).get("n"):

@@ -113,6 +113,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "by_tenant": reasons.take("by_tenant", groups(run, "tenant", slo, window)),
         "arrivals": reasons.take("arrivals", arrivals(run)),
         "token_source": token_source(run),
+        "prompt_tokens": prompt_tokens(run),
         "stalls": reasons.take("stalls", stalls(run.requests, pace)),
         "fluidity": reasons.one("fluidity", fluidity(run.requests, slo, pace)),
         "attribution": reasons.take("attribution", attribution(run, frame)),
@@ -291,6 +292,15 @@ def token_source(run: Run) -> dict[str, int]:
     source = run.requests["token_source"]
     counts = {name: int((source == name).sum()) for name in ("usage", "ids", "retokenised")}
     return {**counts, "mismatches": int(run.requests["token_mismatch"].sum())}
+
+
+def prompt_tokens(run: Run) -> dict[str, int]:
+    """Tokens of the prompts that a server has counted: what was planned for them, and what it counted."""
+    counted = run.requests[np.isfinite(run.requests["prompt_tokens"])]
+    return {
+        "planned": int(counted["planned_prompt_tokens"].fillna(0).sum()),
+        "counted": int(counted["prompt_tokens"].sum()),
+    }
 
 
 def clean(value: Any) -> Any:
