@@ -50,6 +50,16 @@ class Tokenizer(Protocol):
         """The prompt of a conversation, ending where the assistant answers. Raises ValueError, one line, when
         the template refuses the messages (an unknown role, say)."""
 
+    def description(self) -> dict[str, Any]:
+        """All that from_description needs to make the same tokenizer again, as JSON."""
+
+
+def from_description(described: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of another process of this host. Raises ConfigError."""
+    values = dict(described)
+    ref = values.pop("ref")
+    return ByteTokenizer(**values) if ref == ByteTokenizer.ref else BpeTokenizer(ref, **values)
+
 
 class ByteTokenizer:
     """Ids 0-255 are bytes, 256 BOS, 257 EOS, 258 pad; ids above mean nothing. It needs no file."""
@@ -60,6 +70,9 @@ class ByteTokenizer:
     def __init__(self, vocab_size: int = 384, eos_token_ids: Sequence[int] = (EOS,)) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
+
+    def description(self) -> dict[str, Any]:
+        return {"ref": self.ref, "vocab_size": self.vocab_size, "eos_token_ids": list(self.eos_token_ids)}
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8", "replace"))
@@ -106,6 +119,14 @@ class BpeTokenizer:
         self._verbatim = {t["id"]: t["content"].encode() for t in added if not t.get("special")}
         self._alphabet = _piece_alphabet(described.get("decoder"))
         self._bytes: dict[int, bytes] = {}
+
+    def description(self) -> dict[str, Any]:
+        return {
+            "ref": self.ref,
+            "eos_token_ids": list(self.eos_token_ids),
+            "chat_template": self._chat_template,
+            "template_values": self._template_values,
+        }
 
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=True).ids

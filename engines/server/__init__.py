@@ -1,2 +1,1 @@
-"""The HTTP server of the reference engines: OpenAI-compatible, one process, the engine loop in a thread of
-its own."""
+"""The HTTP server of the reference engines: OpenAI-compatible, with the engine in a process of its own."""

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from engines.config import ConfigError, EngineConfig, thread_count
+from engines.config import ConfigError, EngineConfig
+from engines.server.engine_process import EngineDied, EngineProcess
 
 if TYPE_CHECKING:
     from engines.server.launch import Stop
@@ -129,19 +130,6 @@ def api_key(config: EngineConfig) -> str | None:
     return key
 
 
-def set_environment(threads: int | None) -> None:
-    """OpenMP reads these once, when torch is imported. Waiting threads sleep: on a small host, spinning ones
-    take the cores of the client and of the event loop. Raises ConfigError."""
-    os.environ["OMP_NUM_THREADS"] = str(thread_count(threads))
-    for name, value in (
-        ("OMP_WAIT_POLICY", "PASSIVE"),
-        ("GOMP_SPINCOUNT", "0"),
-        ("KMP_BLOCKTIME", "0"),
-        ("TOKENIZERS_PARALLELISM", "false"),
-    ):
-        os.environ.setdefault(name, value)
-
-
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError."""
     try:
@@ -200,8 +188,9 @@ def run(args: list[str]) -> int:
     key = api_key(engine)
     host, port = config["server"]["host"], config["server"]["port"]
     with bind(host, port) as listener:
-        set_environment(engine.threads)
         allow_connections()
+        process = EngineProcess(config, engine, arguments.records)  # loads while we do
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         import asyncio
 
         from engines.server.launch import Service, Stop, serve
@@ -209,7 +198,11 @@ def run(args: list[str]) -> int:
         stop = Stop()
         if arguments.exit_with_stdin:
             watch_stdin(stop)
-        service = Service(config, engine, key, arguments.records)
+        try:
+            service = Service(host, engine, key, process)
+        except EngineDied as error:
+            print(f"the engine has stopped: {error}", file=sys.stderr, flush=True)
+            return 1
         port = listener.getsockname()[1]
 
         def on_ready() -> None:

@@ -10,7 +10,7 @@ import orjson
 
 from engines.request import Refused
 from engines.server.detokenizer import Detokenizer
-from engines.server.engine_thread import Delta
+from engines.server.engine_client import Delta
 from engines.server.errors import ApiError
 from engines.server.protocol import Generation
 

@@ -24,9 +24,9 @@ from engines.server import protocol
 from engines.server.access import check_host, check_key, local_names
 from engines.server.answer import Answer
 from engines.server.detokenizer import Detokenizer
-from engines.server.engine_thread import EngineThread, Stream
+from engines.server.engine_client import EngineClient, Stream
 from engines.server.errors import ApiError, error_body, shown
-from engines.server.metrics import MeteredLog, Metrics
+from engines.server.metrics import Metrics
 
 LOG = logging.getLogger("batchmark.server")
 LONG_TEXT_CHARS = 4096
@@ -50,16 +50,15 @@ class ServerConfig:
 
 
 class Server:
-    """Routes over one engine thread."""
+    """Routes over one engine."""
 
-    def __init__(
-        self, config: ServerConfig, engine: EngineThread, tokenizer: Tokenizer, log: MeteredLog
-    ) -> None:
+    def __init__(self, config: ServerConfig, engine: EngineClient, tokenizer: Tokenizer) -> None:
         self.config = config
         self.engine = engine
         self.tokenizer = tokenizer
-        self.metrics = Metrics(engine, log, config.model, config.engine, config.max_model_len)
+        self.metrics = Metrics(engine, config.model, config.engine, config.max_model_len)
         engine.on_output = self.metrics.on_output
+        engine.on_report = self.metrics.on_report
         self._created = int(time.time())
         self._numbers = itertools.count()
         self._names = local_names(config.host)

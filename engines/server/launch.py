@@ -1,5 +1,4 @@
-"""From a resolved configuration to a server that answers, and to its orderly end. Importing this imports
-torch."""
+"""From an engine process that is loading to a server that answers, and to its orderly end."""
 
 from __future__ import annotations
 
@@ -9,85 +8,48 @@ import gc
 import os
 import signal
 import socket
-import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
-import pyarrow as pa
 from aiohttp import web
 
-from engines.config import ConfigError, EngineConfig
-from engines.engine import Engine
-from engines.runner import build_runner
+from engines.config import EngineConfig
+from engines.model.tokenizer import from_description
 from engines.server.app import Server, ServerConfig, app_runner
-from engines.server.engine_thread import EngineThread
-from engines.server.metrics import MeteredLog
-from engines.step_log import StepLog
+from engines.server.engine_client import EngineClient
+from engines.server.engine_process import EngineProcess
 
 SIGNAL_PATIENCE_S = 8.0  # how long a running iteration gets after a signal
 
 
 class Service:
-    """Model, engine and application of one server. Raises ConfigError, one line, for what cannot work."""
+    """Engine and application of one server."""
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        engine_config: EngineConfig,
-        api_key: str | None,
-        records: Path | None,
-    ) -> None:
-        self._runner = build_runner(
-            config["model"], engine_config, config["device"], config["dtype"], config["seed"]
-        )
-        loaded = self._runner.loaded
-        self._log = MeteredLog(_step_log(records))
-        engine = Engine(
-            engine_config,
-            self._runner,
-            num_kv_blocks=self._runner.num_kv_blocks,
-            eos_token_ids=loaded.tokenizer.eos_token_ids,
-            seed=config["seed"],
-            step_log=cast(StepLog, self._log),
-        )
-        vocab_size = min(loaded.config.vocab, loaded.tokenizer.vocab_size)
-        self.engine = EngineThread(engine)
+    def __init__(self, host: str, engine: EngineConfig, api_key: str | None, process: EngineProcess) -> None:
+        """Waits until the model is loaded. Raises ConfigError, one line, for what cannot work, and
+        EngineDied."""
+        ready = process.wait_ready()
+        self.facts: dict[str, Any] = ready.facts | {"pid": os.getpid()}
+        self.engine = EngineClient(process.channel, ready.stats, process.how_it_ended)
+        self._process = process
+        self._tokenizer = from_description(ready.tokenizer)
         self._server_config = ServerConfig(
-            model=loaded.name,
-            engine=engine_config.name,
-            max_model_len=engine_config.max_model_len,
-            vocab_size=vocab_size,
-            host=config["server"]["host"],
+            model=ready.facts["model"],
+            engine=engine.name,
+            max_model_len=engine.max_model_len,
+            vocab_size=ready.facts["vocab_size"],
+            host=host,
             api_key=api_key,
         )
-        self._tokenizer = loaded.tokenizer
-        info = self._runner.info()
-        self.facts = {
-            "model": loaded.name,
-            "tokenizer": loaded.tokenizer_ref,
-            "vocab_size": vocab_size,
-            "eos_token_ids": list(loaded.tokenizer.eos_token_ids),
-            "max_model_len": engine_config.max_model_len,
-            "num_kv_blocks": self._runner.num_kv_blocks,
-            "block_size": engine_config.block_size,
-            "scheduler": engine_config.scheduler,
-            "pid": os.getpid(),
-        } | {
-            key: info[key] for key in ("device", "dtype", "threads", "attention", "determinism", "parameters")
-        }
 
     def application(self) -> web.Application:
-        return Server(self._server_config, self.engine, self._tokenizer, self._log).build()
+        return Server(self._server_config, self.engine, self._tokenizer).build()
 
-    def close(self) -> str | None:
-        """After the engine thread has ended. What kept the last records from being written, or None."""
-        self._runner.close()
-        try:
-            self._log.close()
-        except OSError as error:
-            return f"--records: cannot be written ({error.strerror or error})"
-        return None
+    def close(self, patience_s: float) -> str | None:
+        """End the engine process. What kept the last records from being written, or None; they are whole
+        unless the last iteration outlasts our patience."""
+        self.engine.close()
+        return self._process.end(patience_s)
 
 
 class Stop:
@@ -125,18 +87,15 @@ async def serve(service: Service, listener: socket.socket, stop: Stop, on_ready:
     site = web.SockSite(runner, listener)
     await site.start()
     gc.collect()
-    gc.freeze()  # weights and modules stay for good: no collection has to look at them again
+    gc.freeze()  # modules stay for good: no collection has to look at them again
     on_ready()
     await stop.wait()
     await site.stop()
     service.engine.fail_open(f"the server is going: {stop.reason}", refuse=True)
     await runner.cleanup()
-    if service.engine.stop(stop.patience_s):
-        failure = service.close()
-        if failure is not None and stop.exit_code == 0:
-            stop.reason, stop.exit_code = failure, 1
-    else:  # a pass that does not end: what the records hold so far is on file
-        _leave(stop)
+    failure = service.close(stop.patience_s)
+    if failure is not None and stop.exit_code == 0:
+        stop.reason, stop.exit_code = failure, 1
     return stop.exit_code
 
 
@@ -144,22 +103,3 @@ def _on_signal(stop: Stop, number: int) -> None:
     if stop.reason is not None:
         os._exit(128 + number)  # asked twice
     stop.set(signal.Signals(number).name)
-
-
-def _leave(stop: Stop) -> None:
-    """Python would wait for, or crash in, a thread that is inside a pass."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(stop.exit_code)
-
-
-def _step_log(records: Path | None) -> StepLog | None:
-    if records is None:
-        return None
-    try:
-        pa.array([0])  # pyarrow loads pandas at the first conversion: not in the middle of an iteration
-        return StepLog(records)
-    except FileExistsError as error:
-        raise ConfigError(f"--records {records}: {error.filename} exists; give another folder") from None
-    except OSError as error:
-        raise ConfigError(f"--records {records}: cannot be written ({error.strerror})") from None

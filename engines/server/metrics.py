@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from engines.server.engine_thread import EngineThread, Stream
-from engines.step_log import RequestRecord, StepLog, StepRecord
+from engines.server.engine_client import EngineClient, Stream
+from engines.server.wire import Report
 
 TTFT_S = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
 TTFT_S += [20.0, 40.0, 80.0, 160.0, 640.0, 2560.0]
@@ -59,61 +59,12 @@ class Histogram:
         return family
 
 
-class MeteredLog:
-    """Stands where the engine's StepLog stands: counts what only the engine knows, and passes every row on to
-    the files, if there are any. Called by the engine thread alone."""
-
-    def __init__(self, files: StepLog | None) -> None:
-        self._files = files
-        text = "Tokens computed in an iteration."
-        self.step_tokens = Histogram("vllm:iteration_tokens_total", text, STEP_TOKENS)
-        self.step_time = Histogram("batchmark:step_seconds", "Time of a forward pass.", GAP_S)
-        self.host_gap = Histogram("batchmark:host_gap_seconds", "Time between two passes.", GAP_S)
-        self.queue = Histogram("vllm:request_queue_time_seconds", "Arrival to first schedule.", REQUEST_S)
-        text = "First schedule to first token."
-        self.prefill = Histogram("vllm:request_prefill_time_seconds", text, REQUEST_S)
-        self.decode = Histogram("vllm:request_decode_time_seconds", "First token to the end.", REQUEST_S)
-
-    def step(self, record: StepRecord) -> None:
-        self.step_tokens.observe(sum(record.tokens))
-        self.step_time.observe(record.duration_ns / 1e9)
-        if record.host_gap_ns is not None:
-            self.host_gap.observe(record.host_gap_ns / 1e9)
-        if self._files is not None:
-            self._files.step(record)
-
-    def request(self, record: RequestRecord) -> None:
-        admitted, first, end = record.admitted_ns, record.first_token_ns, record.finish_ns
-        if admitted is not None:
-            self.queue.observe((admitted - record.arrival_ns) / 1e9)
-            if first is not None:
-                self.prefill.observe((first - admitted) / 1e9)
-        if first is not None and end is not None:
-            self.decode.observe((end - first) / 1e9)
-        if self._files is not None:
-            self._files.request(record)
-
-    def flush(self) -> None:
-        if self._files is not None:
-            self._files.flush()
-
-    def close(self) -> None:
-        if self._files is not None:
-            self._files.close()
-
-    def histograms(self) -> tuple[Histogram, ...]:
-        return (self.step_tokens, self.step_time, self.host_gap, self.queue, self.prefill, self.decode)
-
-
 class Metrics:
     """The server's figures. received = finished (stop, length, error) + aborted + refused, once nothing is
     open."""
 
-    def __init__(
-        self, engine: EngineThread, log: MeteredLog, model_name: str, engine_name: str, max_model_len: int
-    ) -> None:
+    def __init__(self, engine: EngineClient, model_name: str, engine_name: str, max_model_len: int) -> None:
         self._engine = engine
-        self._log = log
         self._labels = {"model_name": model_name, "engine": engine_name}
         self.received = 0
         self.invalid: Counter[int] = Counter()  # answers that never reached the engine, by HTTP status
@@ -133,6 +84,14 @@ class Metrics:
         self.prompt_size = Histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", sizes)
         self.answer_size = Histogram("vllm:request_generation_tokens", "Tokens of an answer.", sizes)
         self.declared = Histogram("vllm:request_params_max_tokens", "max_tokens of a request.", sizes)
+        text = "Tokens computed in an iteration."
+        self.step_tokens = Histogram("vllm:iteration_tokens_total", text, STEP_TOKENS)
+        self.step_time = Histogram("batchmark:step_seconds", "Time of a forward pass.", GAP_S)
+        self.host_gap = Histogram("batchmark:host_gap_seconds", "Time between two passes.", GAP_S)
+        self.queue = Histogram("vllm:request_queue_time_seconds", "Arrival to first schedule.", REQUEST_S)
+        text = "First schedule to first token."
+        self.prefill = Histogram("vllm:request_prefill_time_seconds", text, REQUEST_S)
+        self.decode = Histogram("vllm:request_decode_time_seconds", "First token to the end.", REQUEST_S)
         registry = CollectorRegistry()
         registry.register(self)
         self._registry = registry
@@ -141,6 +100,20 @@ class Metrics:
         """A valid request goes to the engine."""
         self.received += 1
         self.declared.observe(stream.request.max_tokens)
+
+    def on_report(self, report: Report) -> None:
+        """What only the engine knows."""
+        for step in report.passes:
+            self.step_tokens.observe(step.tokens)
+            self.step_time.observe(step.duration_ns / 1e9)
+            if step.host_gap_ns is not None:
+                self.host_gap.observe(step.host_gap_ns / 1e9)
+        for left in report.left:
+            self.queue.observe(left.queued_ns / 1e9)
+            if left.prefill_ns is not None:
+                self.prefill.observe(left.prefill_ns / 1e9)
+            if left.decode_ns is not None:
+                self.decode.observe(left.decode_ns / 1e9)
 
     def on_output(self, stream: Stream, tokens: int, now_ns: int) -> None:
         """The engine produced tokens for a request; called before the stream's own stamps move on."""
@@ -192,8 +165,10 @@ class Metrics:
         yield self._by(
             "batchmark:requests_invalid", "Requests answered before the engine.", "status", self.invalid
         )
-        own = (self.ttft, self.itl, self.tpot, self.e2e, self.prompt_size, self.answer_size, self.declared)
-        for histogram in (*own, *self._log.histograms()):
+        clients = (self.ttft, self.itl, self.tpot, self.e2e)
+        sizes = (self.prompt_size, self.answer_size, self.declared)
+        engines = (self.step_tokens, self.step_time, self.host_gap, self.queue, self.prefill, self.decode)
+        for histogram in (*clients, *sizes, *engines):
             yield histogram.family(self._labels)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

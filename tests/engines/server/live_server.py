@@ -1,4 +1,5 @@
-"""A server in this event loop for tests: mock model, the production AppRunner, a real socket."""
+"""A server in this event loop for tests: mock model, the production AppRunner, engine loop and channel, real
+sockets."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from engines.config import EngineConfig
 from engines.engine import Engine
 from engines.model.tokenizer import ByteTokenizer
 from engines.server.app import Server, ServerConfig, app_runner
-from engines.server.engine_thread import EngineThread
-from engines.server.metrics import MeteredLog
+from engines.server.channel import Channel, socket_pair
+from engines.server.engine_client import EngineClient
+from engines.server.engine_loop import EngineLoop, ReportLog
 from tests.support.mock_runner import VOCAB, MockRunner
 
 PATIENCE_S = 8.0
@@ -76,21 +78,24 @@ class LiveServer:
         self.runner = GatedRunner(wrap(runner) if wrap else runner)
         if not gated:
             self.runner.open_gate()
-        self.log = MeteredLog(None)
+        log = ReportLog(None)
         self.raw_engine = Engine(
             self.config,
             self.runner,
             num_kv_blocks=self.config.num_kv_blocks or 0,
             eos_token_ids=(),
-            step_log=self.log,  # type: ignore[arg-type]
+            step_log=log,  # type: ignore[arg-type]
         )
-        self.engine = EngineThread(self.raw_engine)
+        ours, self._engine_end = socket_pair()
+        loop = EngineLoop(self.raw_engine, log, Channel(self._engine_end))
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="engine", daemon=True)
+        self._channel = Channel(ours)
+        self.engine = EngineClient(self._channel, self.raw_engine.stats(), lambda: "it has gone")
         vocab = min(VOCAB, 256)
         self.server = Server(
             ServerConfig("mock", scheduler, self.config.max_model_len, vocab, host, api_key),
             self.engine,
             ByteTokenizer(VOCAB),
-            self.log,
         )
         self.metrics = self.server.metrics
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -98,7 +103,22 @@ class LiveServer:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         self.port: int = self._listener.getsockname()[1]
 
+    def start_engine(self) -> None:
+        """The production loop, with a thread in the place of a process."""
+        self._thread.start()
+
+    def end_engine(self, patience_s: float = PATIENCE_S) -> bool:
+        self.engine.close()
+        self._thread.join(patience_s)
+        self._channel.close()
+        return not self._thread.is_alive()
+
+    def _run(self, loop: EngineLoop) -> None:
+        loop.run()
+        self._engine_end.close()
+
     async def __aenter__(self) -> LiveServer:
+        self.start_engine()
         self.engine.start()
         self.app_runner = app_runner(self.server.build())
         await self.app_runner.setup()
@@ -112,7 +132,8 @@ class LiveServer:
         if kind is None and self.engine.dead is None:
             await self.until(lambda: self.engine.stats.running == self.engine.stats.waiting == 0)
             assert self.engine.stats.kv_live == 0
-        assert await asyncio.to_thread(self.engine.stop, PATIENCE_S)
+        self.engine.close()
+        assert await asyncio.to_thread(self.end_engine)
 
     @property
     def base_url(self) -> str:
@@ -124,6 +145,8 @@ class LiveServer:
             if asyncio.get_running_loop().time() > deadline:
                 raise AssertionError(f"never happened: {what} ({self.engine.stats})")
             await asyncio.sleep(0.001)
+        for _ in range(2):  # reports that were sent before it came true are read
+            await asyncio.sleep(0)
 
 
 class RawClient:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from engines.config import ConfigError
-from engines.server.launch import Stop, _step_log, serve
+from engines.server.engine_process import _step_log
+from engines.server.launch import Stop, serve
 from tests.engines.server.live_server import PATIENCE_S, LiveServer, RawClient
 
 
@@ -19,6 +20,7 @@ class StubService:
 
     def __init__(self) -> None:
         self.live = LiveServer()
+        self.live.start_engine()
         self.engine = self.live.engine
         self.closed = False
         self.failure: str | None = None
@@ -26,8 +28,8 @@ class StubService:
     def application(self) -> Any:
         return self.live.server.build()
 
-    def close(self) -> str | None:
-        self.closed = True
+    def close(self, patience_s: float) -> str | None:
+        self.closed = self.live.end_engine(patience_s)
         return self.failure
 
 
@@ -102,7 +104,6 @@ def test_an_answer_that_the_end_cuts_off_is_given_up_in_the_engine_too() -> None
 
 def test_records_of_another_server_are_left_alone(tmp_path: Path) -> None:
     first = _step_log(tmp_path)
-    assert first is not None
     with pytest.raises(ConfigError, match=r"steps\.arrow exists; give another folder"):
         _step_log(tmp_path)
     first.close()

@@ -1,0 +1,148 @@
+"""The engine's loop: commands in, one iteration, one report out. It owns the engine and everything below it,
+and knows the server only as the other end of a channel."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from typing import Protocol
+
+from engines.request import Output, Refused, Request
+from engines.server.channel import Channel
+from engines.server.wire import Abort, Add, Died, Left, Message, Pass, Produced, Refusal, Report
+from engines.stats import Stats
+from engines.step_log import RequestRecord, StepLog, StepRecord
+
+LAST_WORDS_S = 1.0
+"""How long the reason of a failure may wait for a server that is slow to take it."""
+
+
+class Engine(Protocol):
+    """What the loop needs of engines.engine.Engine."""
+
+    clock: Callable[[], float]  # seconds
+
+    def add(self, request: Request, arrival: float | None = None) -> int: ...
+
+    def abort(self, seq_id: int, reason: str = ...) -> None: ...
+
+    def step(self) -> list[Output]: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def next_wakeup(self, now: float) -> float | None: ...
+
+    def stats(self) -> Stats: ...
+
+
+class ReportLog:
+    """Stands where the engine's StepLog stands: keeps what the next report tells of, and passes every row on
+    to the files, if there are any."""
+
+    def __init__(self, files: StepLog | None) -> None:
+        self._files = files
+        self._passes: list[Pass] = []
+        self._left: list[Left] = []
+
+    def step(self, record: StepRecord) -> None:
+        self._passes.append(Pass(sum(record.tokens), record.duration_ns, record.host_gap_ns))
+        if self._files is not None:
+            self._files.step(record)
+
+    def request(self, record: RequestRecord) -> None:
+        admitted, first, end = record.admitted_ns, record.first_token_ns, record.finish_ns
+        if admitted is not None:
+            self._left.append(
+                Left(
+                    admitted - record.arrival_ns,
+                    None if first is None else first - admitted,
+                    None if first is None or end is None else end - first,
+                )
+            )
+        if self._files is not None:
+            self._files.request(record)
+
+    def flush(self) -> None:
+        if self._files is not None:
+            self._files.flush()
+
+    def close(self) -> None:
+        if self._files is not None:
+            self._files.close()
+
+    def take(self) -> tuple[list[Pass], list[Left]]:
+        """What has come since the last call."""
+        taken = self._passes, self._left
+        self._passes, self._left = [], []
+        return taken
+
+
+class EngineLoop:
+    """Runs until the server says no more, or until the engine fails."""
+
+    def __init__(self, engine: Engine, log: ReportLog, channel: Channel) -> None:
+        self._engine = engine
+        self._log = log
+        self._channel = channel
+        self._seq_ids: dict[int, int] = {}  # by key, of the requests whose last output has not left
+        self._keys: dict[int, int] = {}  # by seq_id
+
+    def run(self) -> str | None:
+        """None when the server has ended it, else why the engine has failed; the server is told first."""
+        try:
+            while self._iterate():
+                pass
+        except BaseException as error:  # whatever it was, nobody may wait for this engine any longer
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {error}"
+            self._channel.send(Died(reason))
+            self._channel.drain(LAST_WORDS_S)
+            return reason
+        return None
+
+    def _iterate(self) -> bool:
+        """Commands, then one step. False when it is time to end."""
+        now = self._engine.clock()
+        wakeup = self._engine.next_wakeup(now)
+        self._channel.wait(None if wakeup is None else max(0.0, wakeup - now))
+        self._channel.flush()
+        commands: list[Message] = []
+        while more := self._channel.receive():
+            commands += more
+        if commands:  # a pass may take long: refusals and what has left are not to be seen only after it
+            self._report([], self._obey(commands))
+        if self._channel.ended:
+            return False
+        if self._engine.has_work:
+            self._report([self._produced(output) for output in self._engine.step()], [])
+        return True
+
+    def _obey(self, commands: list[Message]) -> list[Refusal]:
+        refusals = []
+        for command in commands:
+            if isinstance(command, Add):
+                try:
+                    seq_id = self._engine.add(command.request, command.arrival_ns / 1e9)
+                except Refused as refused:
+                    refusals.append(Refusal(command.key, refused.reason, refused.message, refused.status))
+                else:
+                    self._seq_ids[command.key], self._keys[seq_id] = seq_id, command.key
+            elif isinstance(command, Abort):
+                if command.key in self._seq_ids:  # else its last output is on its way
+                    self._engine.abort(self._seq_ids[command.key], command.reason)
+            else:
+                raise RuntimeError(f"the server sent {type(command).__name__} to a running engine")
+        return refusals
+
+    def _produced(self, output: Output) -> Produced:
+        key = self._keys[output.seq_id]
+        if output.finish_reason is not None:
+            del self._keys[output.seq_id], self._seq_ids[key]
+        return Produced(key, list(output.token_ids), output.finish_reason, output.error)
+
+    def _report(self, produced: list[Produced], refusals: list[Refusal]) -> None:
+        passes, left = self._log.take()
+        stats = self._engine.stats()
+        self._channel.send(Report(time.monotonic_ns(), stats, produced, refusals, passes, left))
