@@ -46,7 +46,7 @@ class Telemetry:
         self.clock_pairs.append(clock_pair())
 
     def _run(self) -> None:
-        server = _ProcessMeter(self._server_pid)
+        server = _ProcessMeter(self._server_pid, children=True)
         client = _ProcessMeter(os.getpid())
         gpu = GpuMeter() if self._gpu else None
         count = 0
@@ -82,23 +82,27 @@ NO_GPU: dict[str, float | None] = {"gpu_util_pct": None, "gpu_memory_gb": None, 
 
 
 class _ProcessMeter:
-    """CPU (per cent of one core, all threads together) and resident memory (MB) of a process."""
+    """CPU (per cent of one core, all threads together) and resident memory (MB) of a process, and of the
+    children that it has at the start: looking for new ones reads the whole process table."""
 
-    def __init__(self, pid: int | None) -> None:
+    def __init__(self, pid: int | None, children: bool = False) -> None:
         import psutil
 
         self._gone = (psutil.Error, OSError)
-        self._process: psutil.Process | None = None
+        self._processes: list[psutil.Process] = []
         if pid is not None:
             with contextlib.suppress(*self._gone):
-                self._process = psutil.Process(pid)
-                self._process.cpu_percent(None)  # the first call only starts the interval
+                parent = psutil.Process(pid)
+                self._processes = [parent, *(parent.children(recursive=True) if children else [])]
+                for process in self._processes:
+                    process.cpu_percent(None)  # the first call only starts the interval
 
     def read(self) -> tuple[float | None, float | None]:
-        if self._process is None:
+        if not self._processes:
             return None, None
         try:
-            return self._process.cpu_percent(None), round(self._process.memory_info().rss / 1e6, 1)
+            cpu = sum(process.cpu_percent(None) for process in self._processes)
+            return round(cpu, 1), round(sum(p.memory_info().rss for p in self._processes) / 1e6, 1)
         except self._gone:
             return None, None
 

@@ -147,8 +147,8 @@ _MAYBE_STR: Types = (str, _NONE)
 
 # key, arrival_ns, max_tokens, temperature, top_p, seed, ignore_eos, stop_after, priority, tenant, class,
 # deadline_ms, label
-_ADD = (_INT, _INT, _INT, _FLOAT, _FLOAT, _MAYBE_INT, (bool,), _MAYBE_INT, _INT, _STR, _STR)
-_ADD += ((float, _NONE), _DICT)
+_ADD: Sequence[Types] = [_INT, _INT, _INT, _FLOAT, _FLOAT, _MAYBE_INT, (bool,), _MAYBE_INT, _INT]
+_ADD = [*_ADD, _STR, _STR, (float, _NONE), _DICT]
 _START = (_DICT, _MAYBE_STR, _INT)
 _ABORT = (_INT, _STR)
 _READY = (_DICT, _DICT, _DICT)
@@ -268,9 +268,9 @@ def _add(payload: bytes | memoryview) -> Add:
 
 def _report(values: Any) -> Report:
     at_ns, stats, produced, refusals, passes, left = _checked(values, _REPORT)
-    for _, token_ids, _, _ in (rows := [_checked(row, _PRODUCED) for row in produced]):
-        if not all(type(token) is int for token in token_ids):
-            raise WireError("a token id that is no number")
+    rows = [_checked(row, _PRODUCED) for row in produced]
+    if not all(type(token) is int for _, token_ids, _, _ in rows for token in token_ids):
+        raise WireError("a token id that is no number")
     return Report(
         at_ns,
         _stats(stats),

@@ -1,5 +1,7 @@
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -34,6 +36,26 @@ def test_samples_are_in_order_counted_from_t0_and_fit_the_record(tmp_path, monke
     assert len(read_telemetry(tmp_path)) == len(rows)
     assert len(meter.clock_pairs) >= 2
     assert meter.clock_pairs == sorted(meter.clock_pairs)
+
+
+def test_a_server_counts_with_its_children(tmp_path, monkeypatch):
+    """The reference server computes in a child: a parent that only waits would look idle."""
+    busy = "held = bytearray(50_000_000)\nwhile True: pass"
+    idle = (
+        f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {busy!r}]).pid, flush=True)"
+    )
+    idle += "; sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", idle], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        child = int(parent.stdout.readline())
+        try:
+            _, rows = _sample(tmp_path, monkeypatch, server_pid=parent.pid, gpu=False)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            parent.stdin.close()
+    assert max(row["server_cpu_pct"] for row in rows) > 0
+    assert max(row["server_rss_mb"] for row in rows) > 50
 
 
 def test_a_server_that_is_gone_is_null_never_zero(tmp_path, monkeypatch):
