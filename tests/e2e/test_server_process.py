@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
+import pyarrow as pa
 import pytest
 from omegaconf import OmegaConf
 
@@ -35,7 +37,11 @@ class Process:
     """A server process; `line` is its first line on standard output."""
 
     def __init__(
-        self, *args: str, stdin: int | None = subprocess.PIPE, env: dict[str, str] | None = None
+        self,
+        *args: str,
+        stdin: int | None = subprocess.PIPE,
+        env: dict[str, str] | None = None,
+        start_new_session: bool = False,
     ) -> None:
         self.ended: tuple[int, str] | None = None
         self.popen = subprocess.Popen(
@@ -46,6 +52,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=start_new_session,
         )
 
     def line(self) -> dict[str, Any]:
@@ -131,8 +138,10 @@ def test_the_ready_line_says_what_a_client_needs(server: Running) -> None:
         "threads",
         "parameters",
         "pid",
+        "engine_pid",
     ):
         assert server.ready[name] > 0
+    assert server.ready["engine_pid"] != server.ready["pid"]
     assert {"eos_token_ids", "dtype", "attention", "determinism"} <= server.ready.keys()
     assert [model.id for model in server.client.models.list()] == ["tiny"]
     assert server.client.models.retrieve("tiny").id == "tiny"
@@ -271,19 +280,17 @@ def test_every_request_received_is_accounted_for(server: Running) -> None:
 
 
 def test_the_end_of_the_parent_ends_the_server_in_the_middle_of_an_answer(tmp_path: Path) -> None:
-    with process(
-        "+engine=continuous", "server.port=0", "--records", str(tmp_path), "--exit-with-stdin"
-    ) as started:
-        ready = started.line()
-        body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True})
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", ready["port"]), PATIENCE_S) as client:
-            client.sendall((head + body).encode())
-            assert client.recv(100).startswith(b"HTTP/1.1 200")
-            began = time.monotonic()
-            code, said = started.end()
-            assert time.monotonic() - began < 10  # by itself it would take far longer
-            assert (code, said) == (0, "")
+    with (
+        process(
+            "+engine=continuous", "server.port=0", "--records", str(tmp_path), "--exit-with-stdin"
+        ) as started,
+        streaming(started) as (ready, _),
+    ):
+        began = time.monotonic()
+        code, said = started.end()
+        assert time.monotonic() - began < 10  # by itself it would take far longer
+        assert (code, said) == (0, "")
+        assert gone(ready["engine_pid"])
     assert (tmp_path / "steps.arrow").stat().st_size > 0
 
 
@@ -343,6 +350,115 @@ def test_a_port_in_use_is_one_line() -> None:
             assert started.end() == (2, "")
 
 
+def test_a_setting_that_only_the_engine_can_judge_is_one_line() -> None:
+    with process("engine.kv_memory_gb=0.00001") as started:
+        event = started.line()
+        assert event["event"] == "error"
+        assert event["message"].startswith("engine.kv_memory_gb=1e-05")
+        assert started.end() == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("torch", "reason"),
+    [
+        ("raise RuntimeError('no torch today')", "RuntimeError: no torch today"),
+        ("import os; os.kill(os.getpid(), 9)", "its process was ended by SIGKILL"),
+        ("import os; os._exit(5)", "its process ended with code 5"),
+    ],
+)
+def test_an_engine_that_fails_to_start_is_told_by_the_last_line(
+    tmp_path: Path, torch: str, reason: str
+) -> None:
+    (tmp_path / "torch.py").write_text(torch)
+    with process(env={"PYTHONPATH": str(tmp_path)}) as started:
+        code = started.popen.wait(PATIENCE_S)
+        _, said = started.end()
+        assert code == 1
+        assert said.splitlines()[-1] == f"the engine has stopped: {reason}"
+        assert ("Traceback" in said) == reason.startswith("RuntimeError")
+
+
+@contextlib.contextmanager
+def streaming(started: Process) -> Iterator[tuple[dict[str, Any], socket.socket]]:
+    """The ready line, and the connection of an answer that is on its way."""
+    ready = started.line()
+    body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", ready["port"]), PATIENCE_S) as client:
+        client.sendall((head + body).encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+        yield ready, client
+
+
+def rest_of(client: socket.socket) -> bytes:
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while more := client.recv(65536):
+            found += more
+    return found
+
+
+def gone(pid: int) -> bool:
+    """Ended, whether or not its parent has taken note."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10  # without the server it would go on for minutes
+    while not gone(pid):
+        assert time.monotonic() < deadline, f"{pid} goes on"
+        time.sleep(0.02)
+
+
+def test_an_engine_that_is_killed_ends_the_answers_and_the_server(tmp_path: Path) -> None:
+    with (
+        process("+engine=continuous", "--records", str(tmp_path)) as started,
+        streaming(started) as (ready, client),
+    ):
+        os.kill(ready["engine_pid"], signal.SIGKILL)
+        rest = rest_of(client)
+        assert b'data: {"error":' in rest
+        assert b"ended by SIGKILL" in rest
+        assert b"[DONE]" not in rest
+        assert started.popen.wait(PATIENCE_S) == 1
+        reason = "the engine has stopped: its process was ended by SIGKILL"
+        assert started.end() == (1, reason + "\n")
+
+
+def test_an_engine_does_not_outlive_its_server(tmp_path: Path) -> None:
+    with (
+        process("+engine=continuous", "--records", str(tmp_path)) as started,
+        streaming(started) as (ready, _),
+    ):
+        assert not gone(ready["engine_pid"])
+        os.kill(ready["pid"], signal.SIGKILL)
+        wait_gone(ready["engine_pid"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_ends_both_with_whole_records(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with (
+        process("+engine=continuous", "--records", str(tmp_path), start_new_session=True) as started,
+        streaming(started) as (ready, client),
+    ):
+        assert os.getpgid(ready["engine_pid"]) == started.popen.pid
+        os.killpg(started.popen.pid, number)
+        assert b"the server is going" in rest_of(client)
+        assert started.popen.wait(PATIENCE_S) == 0
+        assert started.end() == (0, "")
+        assert gone(ready["engine_pid"])
+    with pa.ipc.open_stream(tmp_path / "steps.arrow") as reader:
+        assert reader.read_all().num_rows > 0
+    assert (tmp_path / "steps.arrow").read_bytes().endswith(b"\xff\xff\xff\xff\0\0\0\0")  # closed
+    lines = [json.loads(line) for line in (tmp_path / "engine_requests.jsonl").read_text().splitlines()]
+    assert [line["finish_reason"] for line in lines] == ["abort"]
+
+
 def refusal(args: list[str]) -> str:
     """What `python -m engines.server ARGS` says before it loads anything."""
     with pytest.raises(ConfigError) as caught:
@@ -376,6 +492,17 @@ def test_configuration_files_that_cannot_be_read(tmp_path: Path) -> None:
     for text, words in cases:
         file.write_text(text)
         assert words in refusal(["--config", str(file)])
+
+
+def test_the_server_itself_has_no_torch(server: Running) -> None:
+    """Its interpreter and its memory are those of a small program; a process of Linux shows what it
+    loaded."""
+    script = "import sys, engines.server.__main__, engines.server.launch\n"
+    script += "assert not {'torch', 'pyarrow', 'engines.engine'} & sys.modules.keys()\n"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+    if sys.platform == "linux":
+        assert "libtorch" in Path(f"/proc/{server.ready['engine_pid']}/maps").read_text()
+        assert "libtorch" not in Path(f"/proc/{server.ready['pid']}/maps").read_text()
 
 
 def test_help_needs_no_torch() -> None:
