@@ -3,10 +3,7 @@ client."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import queue
 import signal
 import socket
 import subprocess
@@ -19,72 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import psutil
-import pyarrow as pa
 import pytest
 from omegaconf import OmegaConf
 
 from engines.config import ConfigError
 from engines.server import __main__ as main
 from harness.conf import compose
+from tests.support.server_command import PATIENCE_S, ROOT, process
 
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 30.0
 pytestmark = pytest.mark.e2e
-
-
-class Process:
-    """A server process; `line` is its first line on standard output."""
-
-    def __init__(
-        self,
-        *args: str,
-        stdin: int | None = subprocess.PIPE,
-        env: dict[str, str] | None = None,
-        start_new_session: bool = False,
-    ) -> None:
-        self.ended: tuple[int, str] | None = None
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "engines.server", *args],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=start_new_session,
-        )
-
-    def line(self) -> dict[str, Any]:
-        found: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=lambda: found.put(self.popen.stdout.readline()), daemon=True).start()
-        return json.loads(found.get(timeout=PATIENCE_S))
-
-    def end(self) -> tuple[int, str]:
-        """Close standard input; exit code and standard error."""
-        if self.ended is None:
-            stdin, stdout, stderr = self.popen.stdin, self.popen.stdout, self.popen.stderr
-            if stdin is not None:
-                stdin.close()
-            code = self.popen.wait(PATIENCE_S)
-            self.ended = code, stderr.read()
-            stdout.close()
-            stderr.close()
-        return self.ended
-
-    def kill(self) -> None:
-        if self.popen.poll() is None:
-            self.popen.kill()
-        self.end()
-
-
-@contextlib.contextmanager
-def process(*args: str, **more: Any) -> Iterator[Process]:
-    started = Process(*args, **more)
-    try:
-        yield started
-    finally:
-        started.kill()
 
 
 class Running:
@@ -279,21 +219,6 @@ def test_every_request_received_is_accounted_for(server: Running) -> None:
     assert server.metric("vllm:num_requests_running") == server.metric("vllm:num_requests_waiting") == 0
 
 
-def test_the_end_of_the_parent_ends_the_server_in_the_middle_of_an_answer(tmp_path: Path) -> None:
-    with (
-        process(
-            "+engine=continuous", "server.port=0", "--records", str(tmp_path), "--exit-with-stdin"
-        ) as started,
-        streaming(started) as (ready, _),
-    ):
-        began = time.monotonic()
-        code, said = started.end()
-        assert time.monotonic() - began < 10  # by itself it would take far longer
-        assert (code, said) == (0, "")
-        assert gone(ready["engine_pid"])
-    assert (tmp_path / "steps.arrow").stat().st_size > 0
-
-
 def test_a_low_soft_limit_of_open_files_does_not_limit_connections() -> None:
     code = (
         "import resource\n"
@@ -306,20 +231,6 @@ def test_a_low_soft_limit_of_open_files_does_not_limit_connections() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
-
-
-def test_an_end_in_the_middle_of_answers_puts_them_on_record(tmp_path: Path) -> None:
-    with process("+engine=continuous", "server.port=0", "--records", str(tmp_path)) as started:
-        ready = started.line()
-        body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True})
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", ready["port"]), PATIENCE_S) as client:
-            client.sendall((head + body).encode())
-            assert client.recv(100).startswith(b"HTTP/1.1 200")
-            started.popen.send_signal(signal.SIGTERM)
-            assert started.popen.wait(PATIENCE_S) == 0
-    (line,) = (tmp_path / "engine_requests.jsonl").read_text().splitlines()
-    assert json.loads(line)["finish_reason"] == "abort"
 
 
 def test_a_resolved_configuration_a_key_and_ctrl_c(tmp_path: Path) -> None:
@@ -356,107 +267,6 @@ def test_a_setting_that_only_the_engine_can_judge_is_one_line() -> None:
         assert event["event"] == "error"
         assert event["message"].startswith("engine.kv_memory_gb=1e-05")
         assert started.end() == (2, "")
-
-
-@pytest.mark.parametrize(
-    ("torch", "reason"),
-    [
-        ("raise RuntimeError('no torch today')", "RuntimeError: no torch today"),
-        ("import os; os.kill(os.getpid(), 9)", "its process was ended by SIGKILL"),
-        ("import os; os._exit(5)", "its process ended with code 5"),
-    ],
-)
-def test_an_engine_that_fails_to_start_is_told_by_the_last_line(
-    tmp_path: Path, torch: str, reason: str
-) -> None:
-    (tmp_path / "torch.py").write_text(torch)
-    with process(env={"PYTHONPATH": str(tmp_path)}) as started:
-        code = started.popen.wait(PATIENCE_S)
-        _, said = started.end()
-        assert code == 1
-        assert said.splitlines()[-1] == f"the engine has stopped: {reason}"
-        assert ("Traceback" in said) == reason.startswith("RuntimeError")
-
-
-@contextlib.contextmanager
-def streaming(started: Process) -> Iterator[tuple[dict[str, Any], socket.socket]]:
-    """The ready line, and the connection of an answer that is on its way."""
-    ready = started.line()
-    body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True})
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", ready["port"]), PATIENCE_S) as client:
-        client.sendall((head + body).encode())
-        assert client.recv(100).startswith(b"HTTP/1.1 200")
-        yield ready, client
-
-
-def rest_of(client: socket.socket) -> bytes:
-    found = b""
-    with contextlib.suppress(ConnectionError):
-        while more := client.recv(65536):
-            found += more
-    return found
-
-
-def gone(pid: int) -> bool:
-    """Ended, whether or not its parent has taken note."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def wait_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10  # without the server it would go on for minutes
-    while not gone(pid):
-        assert time.monotonic() < deadline, f"{pid} goes on"
-        time.sleep(0.02)
-
-
-def test_an_engine_that_is_killed_ends_the_answers_and_the_server(tmp_path: Path) -> None:
-    with (
-        process("+engine=continuous", "--records", str(tmp_path)) as started,
-        streaming(started) as (ready, client),
-    ):
-        os.kill(ready["engine_pid"], signal.SIGKILL)
-        rest = rest_of(client)
-        assert b'data: {"error":' in rest
-        assert b"ended by SIGKILL" in rest
-        assert b"[DONE]" not in rest
-        assert started.popen.wait(PATIENCE_S) == 1
-        reason = "the engine has stopped: its process was ended by SIGKILL"
-        assert started.end() == (1, reason + "\n")
-
-
-def test_an_engine_does_not_outlive_its_server(tmp_path: Path) -> None:
-    with (
-        process("+engine=continuous", "--records", str(tmp_path)) as started,
-        streaming(started) as (ready, _),
-    ):
-        assert not gone(ready["engine_pid"])
-        os.kill(ready["pid"], signal.SIGKILL)
-        wait_gone(ready["engine_pid"])
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_whole_group_ends_both_with_whole_records(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    with (
-        process("+engine=continuous", "--records", str(tmp_path), start_new_session=True) as started,
-        streaming(started) as (ready, client),
-    ):
-        assert os.getpgid(ready["engine_pid"]) == started.popen.pid
-        os.killpg(started.popen.pid, number)
-        assert b"the server is going" in rest_of(client)
-        assert started.popen.wait(PATIENCE_S) == 0
-        assert started.end() == (0, "")
-        assert gone(ready["engine_pid"])
-    with pa.ipc.open_stream(tmp_path / "steps.arrow") as reader:
-        assert reader.read_all().num_rows > 0
-    assert (tmp_path / "steps.arrow").read_bytes().endswith(b"\xff\xff\xff\xff\0\0\0\0")  # closed
-    lines = [json.loads(line) for line in (tmp_path / "engine_requests.jsonl").read_text().splitlines()]
-    assert [line["finish_reason"] for line in lines] == ["abort"]
 
 
 def refusal(args: list[str]) -> str:
