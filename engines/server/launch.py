@@ -30,6 +30,8 @@ class Service:
         EngineDied."""
         ready = process.wait_ready()
         self.facts: dict[str, Any] = ready.facts | {"pid": os.getpid()}
+        if ready.facts["device"] == "cpu":
+            _leave_cores(ready.facts["threads"])
         self.engine = EngineClient(process.channel, ready.stats, process.how_it_ended)
         self._process = process
         self._tokenizer = from_description(ready.tokenizer)
@@ -50,6 +52,14 @@ class Service:
         unless the last iteration outlasts our patience."""
         self.engine.close()
         return self._process.end(patience_s)
+
+
+def _leave_cores(threads: int) -> None:
+    """Run beside the engine's threads. They keep as many cores busy; left alone, the system often wakes the
+    event loop on a core of theirs, right when the engine sends a report, and so the engine would wait."""
+    rest = sorted(os.sched_getaffinity(0))[threads:]
+    if rest:
+        os.sched_setaffinity(0, rest)
 
 
 class Stop:

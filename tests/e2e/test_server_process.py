@@ -315,6 +315,13 @@ def test_the_server_itself_has_no_torch(server: Running) -> None:
         assert "libtorch" not in Path(f"/proc/{server.ready['pid']}/maps").read_text()
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is for both")
+def test_the_server_leaves_the_engine_its_cores(server: Running) -> None:
+    allowed = os.sched_getaffinity(0)
+    assert os.sched_getaffinity(server.ready["engine_pid"]) == allowed
+    assert len(os.sched_getaffinity(server.ready["pid"])) == len(allowed) - server.ready["threads"]
+
+
 def test_help_needs_no_torch() -> None:
     script = (
         "import runpy, sys\n"
