@@ -4,6 +4,7 @@ client."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
