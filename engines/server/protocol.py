@@ -90,8 +90,20 @@ class Generation:
     batchmark: Mapping[str, Any] = field(default_factory=dict)
 
     def to_request(self, prompt_token_ids: list[int], max_model_len: int) -> Request:
-        """For the engine, which refuses what can never fit. Raises ApiError when stop_after > max_tokens."""
-        limit = self.max_tokens or max(1, max_model_len - len(prompt_token_ids))
+        """For the engine, which refuses what can never fit. Raises ApiError when the prompt leaves no room for
+        max_tokens (as vLLM does: an answer cut in silence would be another benchmark), or when stop_after >
+        max_tokens."""
+        room = max(
+            1, max_model_len - len(prompt_token_ids)
+        )  # a prompt without room is the engine's to refuse
+        limit = self.max_tokens or room
+        if limit > room and len(prompt_token_ids) < max_model_len:
+            raise ApiError(
+                f"max_tokens={limit}: the prompt has {len(prompt_token_ids)} tokens, which leaves {room} of "
+                f"engine.max_model_len={max_model_len}",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
         mark = self.batchmark
         stop_after = mark.get("stop_after")
         if stop_after is not None and stop_after > limit:

@@ -76,6 +76,17 @@ def test_defaults_are_openais() -> None:
     assert chat.to_request([1] * 30, 100).max_tokens == 70
 
 
+def test_an_answer_is_never_cut_in_silence() -> None:
+    asked = completion(max_tokens=70)
+    assert asked.to_request([1] * 30, 100).max_tokens == 70
+    with pytest.raises(
+        ApiError, match=r"max_tokens=70: the prompt has 31 tokens, which leaves 69 of"
+    ) as error:
+        asked.to_request([1] * 31, 100)
+    assert (error.value.status, error.value.code) == (400, "context_length_exceeded")
+    assert asked.to_request([1] * 100, 100).max_tokens == 70  # too long a prompt is the engine's to refuse
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
