@@ -90,9 +90,9 @@ class Generation:
     batchmark: Mapping[str, Any] = field(default_factory=dict)
 
     def to_request(self, prompt_token_ids: list[int], max_model_len: int) -> Request:
-        """For the engine, which refuses what can never fit. Raises ApiError when the prompt leaves no room for
-        max_tokens (as vLLM does: an answer cut in silence would be another benchmark), or when stop_after >
-        max_tokens."""
+        """For the engine, which refuses what can never fit. Raises ApiError when the prompt leaves no room
+        for max_tokens (as vLLM does: an answer cut in silence would be another benchmark), or when stop_after
+        > max_tokens."""
         room = max(
             1, max_model_len - len(prompt_token_ids)
         )  # a prompt without room is the engine's to refuse
