@@ -6,6 +6,7 @@ differs."""
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ SAME = 0.02
 BETTER, WORSE = "▲", "▼"
 MOST_TOLD = 2
 """Settings in the name of a run: more make no column."""
+HEAD_WIDTH = 13
 UNTOLD = ("output.dir", "output.text")
 
 
@@ -215,7 +217,7 @@ def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = N
     scale = lookup(summary, "setup.planned.length_scale")
     title = f"{summary['workload'] or 'unknown workload'}, model {summary['model'] or 'unknown'}"
     out.print(Text(title + (f", workload.length_scale={scale:g}" if scale is not None else ""), style="bold"))
-    table = grid("", *(name.replace(", ", "\n") for name in comparison.names))
+    table = grid("", *(folded(name) for name in comparison.names))
     unreliable = False
     for row in ROWS:
         cells = [cell for cell in rows if cell["path"] == row.path]
@@ -238,6 +240,21 @@ def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = N
     for note in comparison.notes:
         out.print(Text(note, style="bold red" if "INVALID" in note else ""))
     return comparison
+
+
+def folded(name: str) -> str:
+    """A run's name as the head of a narrow column: each setting on a line of its own, long ones cut at their
+    underscores, so that nothing of it is lost."""
+    lines: list[str] = []
+    for part in name.split(", "):
+        line = ""
+        for piece in re.findall(r"=?[^_=]*_?", part):
+            if line and len(line) + len(piece) > HEAD_WIDTH:
+                lines.append(line)
+                line = ""
+            line += piece
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def null_notes(comparison: Comparison) -> list[str]:

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.comparison import ROWS, column_names, compare, comparison_rows, judge, main, print_comparison
+from harness.comparison import (
+    ROWS,
+    column_names,
+    compare,
+    comparison_rows,
+    folded,
+    judge,
+    main,
+    print_comparison,
+)
 from tests.support.run_factory import (
     SECOND,
     default_meta,
@@ -183,6 +192,13 @@ def test_runs_of_one_engine_are_named_by_what_differs() -> None:
         "chunked #1",
         "chunked #2",
     ]
+
+
+def test_heads_of_columns_lose_nothing() -> None:
+    assert folded("chunked, num_kv_blocks=120") == "chunked\nnum_kv_blocks\n=120"
+    assert folded("max_num_batched_tokens=512") == "max_num_\nbatched_\ntokens=512"
+    for name in ("static", "a=1", "seed=3", "chunked #2", "max_waiting_requests=null"):
+        assert folded(name).replace("\n", "") == name
 
 
 def test_a_terminal_that_is_not_utf8_costs_the_arrows_only(tmp_path: Path) -> None:
