@@ -296,8 +296,7 @@ def _batchmark(body: Mapping[str, Any]) -> Mapping[str, Any]:
             raise _wrong(f"batchmark.{key}", value, "text of at most 200 characters", param="batchmark")
     _integer(mark, "attempt", 0, 2**31 - 1, "batchmark.")
     _integer(mark, "stop_after", 1, 2**31 - 1, "batchmark.")
-    _number(mark, "deadline_ms", 0.0, 1e12, "batchmark.", above=True)
-    return mark
+    return mark | {"deadline_ms": _number(mark, "deadline_ms", 0.0, 1e12, "batchmark.", above=True)}
 
 
 def _check_fields(body: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -161,7 +161,8 @@ _LEFT = (_INT, _MAYBE_INT, _MAYBE_INT)
 
 
 def encode(message: Message) -> bytes:
-    """The frame of a message. Raises WireError when it is larger than MAX_FRAME_BYTES."""
+    """The frame of a message. Raises WireError when it is larger than MAX_FRAME_BYTES, and for a request with
+    a field of another type, which the engine could not read."""
     if isinstance(message, Add):
         payload = _add_payload(message)
     else:
@@ -218,23 +219,23 @@ def _fields(message: Message) -> Sequence[Any]:
 
 def _add_payload(message: Add) -> bytes:
     request, sampling = message.request, message.request.sampling
-    head = orjson.dumps(
-        (
-            message.key,
-            message.arrival_ns,
-            request.max_tokens,
-            sampling.temperature,
-            sampling.top_p,
-            sampling.seed,
-            request.ignore_eos,
-            request.stop_after,
-            request.priority,
-            request.tenant,
-            request.request_class,
-            request.deadline_ms,
-            request.label,
-        )
-    )
+    fields = [
+        message.key,
+        message.arrival_ns,
+        request.max_tokens,
+        sampling.temperature,
+        sampling.top_p,
+        sampling.seed,
+        request.ignore_eos,
+        request.stop_after,
+        request.priority,
+        request.tenant,
+        request.request_class,
+        request.deadline_ms,
+        request.label,
+    ]
+    # Here too: what the engine cannot read would end it, and with it everyone's answers.
+    head = orjson.dumps(_checked(fields, _ADD))
     ids = array(_INT32, request.prompt_token_ids)
     return b"".join((_COUNT.pack(len(head)), _COUNT.pack(len(ids)), head, ids.tobytes()))
 

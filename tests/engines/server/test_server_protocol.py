@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engines.server import wire
 from engines.server.errors import ApiError
 from engines.server.protocol import max_body_bytes, parse_chat, parse_completion, parse_json
 
@@ -148,6 +149,17 @@ def test_refusals_name_the_field(fields: dict[str, Any], words: str) -> None:
     assert words in error.message
     assert error.param
     assert next(iter(fields)).startswith(error.param[:6])
+
+
+@pytest.mark.parametrize("number", [1, 0, 0.5])
+def test_every_number_is_one_that_the_engine_reads(number: float) -> None:
+    """To JSON 500 and 500.0 are the same, to a message for the engine they are not."""
+    fields: dict[str, Any] = {"temperature": number, "top_p": number or 1, "priority": int(number)}
+    fields["batchmark"] = {"deadline_ms": number * 500 or 1, "stop_after": 1, "attempt": int(number)}
+    asked = completion(prompt=[1], **fields)
+    sent = wire.Add(1, 2, asked.to_request(asked.prompt, 100))
+    frame = wire.encode(sent)
+    assert wire.decode(frame[4], frame[wire.HEAD.size :]) == sent
 
 
 def test_unknown_model_is_404() -> None:

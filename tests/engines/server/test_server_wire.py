@@ -73,6 +73,14 @@ def test_a_message_comes_out_as_it_went_in(message: Message) -> None:
     assert wire.decode(*payload_of(message)) == message
 
 
+@pytest.mark.parametrize("fields", [{"deadline_ms": 500}, {"max_tokens": 1.0}, {"tenant": None}])
+def test_a_request_that_the_engine_could_not_read_is_not_sent(fields: dict[str, Any]) -> None:
+    """It would be the end of the engine; so it is the end of one request."""
+    request = Request(**{"prompt_token_ids": [1], "max_tokens": 1, **fields})
+    with pytest.raises(wire.WireError):
+        wire.encode(Add(1, 2, request))
+
+
 @settings(max_examples=60, deadline=None)
 @given(messages, st.data())
 def test_a_cut_or_longer_payload_is_refused(message: Message, data: st.DataObject) -> None:
