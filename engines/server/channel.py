@@ -32,6 +32,7 @@ class Channel:
         with contextlib.suppress(OSError):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         self.ended = False
+        self._ending = False
         self._socket = end
         self._received = bytearray()
         self._unsent: deque[memoryview] = deque()
@@ -59,11 +60,14 @@ class Channel:
                 return
             except OSError:
                 self._unsent.clear()
-                return
+                break
             if sent == len(first):
                 self._unsent.popleft()
             else:
                 self._unsent[0] = first[sent:]
+        if self._ending:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
 
     def drain(self, patience_s: float) -> None:
         """Wait until the other end has taken everything, or has gone, or until patience ends."""
@@ -93,9 +97,9 @@ class Channel:
         return self._messages()
 
     def end(self) -> None:
-        """Say that no more will be sent. What the other end still sends can be received."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+        """Say that no more will be sent, after what waits. What the other end still sends can be received."""
+        self._ending = True
+        self.flush()
 
     def close(self) -> None:
         self._socket.close()

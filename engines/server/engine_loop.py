@@ -3,6 +3,7 @@ and knows the server only as the other end of a channel."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections.abc import Callable
@@ -95,9 +96,10 @@ class EngineLoop:
             while self._iterate():
                 pass
         except BaseException as error:  # whatever it was, nobody may wait for this engine any longer
-            traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"
             self._channel.send(Died(reason))
+            with contextlib.suppress(OSError):  # a disk that is full of records has no room for a log either
+                traceback.print_exc()
             self._channel.drain(LAST_WORDS_S)
             return reason
         return None

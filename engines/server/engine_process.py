@@ -92,10 +92,13 @@ class EngineProcess:
         failure = None
         while not self.channel.ended and (left_s := deadline - time.monotonic()) > 0:
             self.channel.wait(left_s)
+            self.channel.flush()
             for message in self.channel.receive():
                 failure = message.reason if isinstance(message, Died) else failure
         try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
+            if self._process.wait(max(0.0, deadline - time.monotonic())) and failure is None:
+                # it had no time for last words, nor for its records
+                failure = f"the engine has stopped: {self.how_it_ended()}"
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -140,8 +143,9 @@ def main() -> int:
         channel.send(Unfit(str(error)))
         return 2
     except BaseException as error:
-        traceback.print_exc()
         channel.send(Died(f"{type(error).__name__}: {error}"))
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
         return 1
 
 

@@ -100,6 +100,20 @@ def test_records_that_cannot_be_finished_are_said_and_are_no_success(tmp_path: P
         assert "File too large" in said.splitlines()[-1]
 
 
+def test_an_engine_that_is_killed_while_the_server_ends_is_no_success(tmp_path: Path) -> None:
+    """Nobody else would say that the last second of the records is missing."""
+    with (
+        process("+engine=continuous", "--records", str(tmp_path)) as started,
+        streaming(started) as (ready, client),
+    ):
+        os.kill(ready["engine_pid"], signal.SIGSTOP)
+        started.popen.send_signal(signal.SIGTERM)
+        assert b"the server is going" in rest_of(client)
+        os.kill(ready["engine_pid"], signal.SIGKILL)
+        assert started.popen.wait(PATIENCE_S) == 1
+        assert started.end() == (1, "the engine has stopped: its process was ended by SIGKILL\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_whole_group_ends_both_with_whole_records(
     tmp_path: Path, number: signal.Signals

@@ -110,6 +110,21 @@ def test_one_direction_may_end_alone() -> None:
         assert server.receive() == [Died("last words")]
 
 
+def test_the_end_waits_for_what_waits() -> None:
+    """Commands that the engine was too busy to take are still obeyed."""
+    with pair() as (server, engine, _):
+        sent: list[Message] = [Add(7, 1, Request([1] * 2_000_000, 5)), Abort(7, "abort")]
+        for message in sent:
+            server.send(message)
+        server.end()
+        assert server.unsent
+        found: list[Message] = []
+        while not engine.ended:
+            server.flush()
+            found += engine.receive()
+        assert found == sent
+
+
 def test_sending_to_an_end_that_is_gone_does_no_harm_and_its_last_words_are_read() -> None:
     with pair() as (sender, other, _):
         other.send(Died("out of memory"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -213,3 +215,19 @@ def test_a_failure_is_told_and_ends_it(what: str, capfd: pytest.CaptureFixture[s
         assert other.failure.startswith("RuntimeError: ")
         assert other.seen[-1] == Died(other.failure)
     assert other.failure.removeprefix("RuntimeError: ") in capfd.readouterr().err
+
+
+def test_a_failure_is_told_where_no_log_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk that the records have filled often is the log's."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with looping() as other:
+        monkeypatch.setattr(other.engine, "step", full)
+        monkeypatch.setattr(sys.stderr, "write", full)
+        other.add(0, [1], 50)
+        other.thread.join(PATIENCE_S)
+        assert not other.thread.is_alive()
+        other.read()
+        assert other.seen[-1] == Died("OSError: [Errno 28] No space left on device")
