@@ -152,8 +152,10 @@ class Measurement:
             self._interruption.on_signal = lambda: say("ending the run; once more to leave at once")
         meta |= self._result(result, telemetry)
         meta["planned"]["requests"] = result.scheduled  # fewer in a closed loop that ran out of time
-        if self._server is not None:
-            self._server.stop()
+        # A server that fails while it ends has left records out, however well the load went.
+        if self._server is not None and self._server.stop() != 0 and meta["complete"]:
+            reason = f"server_died: the server {self._server.describe_end()}"
+            meta |= {"complete": False, "incomplete_reason": reason}
         write_meta(self.run_dir, meta)
 
     def _slow_kernels(self, target: RunTarget) -> str | None:
