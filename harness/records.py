@@ -271,11 +271,6 @@ def requests_frame(records: Iterable[RequestRecord]) -> pd.DataFrame:
     return _to_pandas(_requests_table(records))
 
 
-def read_chunks(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
-    """Every token-bearing chunk: id, attempt, k (its number), t_ns (from t0), tokens."""
-    return _to_pandas(_chunks_table(read_requests(run_dir)))
-
-
 def read_steps(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
     """The engine's iterations: steps.parquet, or steps.arrow as far as it goes; no rows without either."""
     return _to_pandas(_steps_table(Path(run_dir)))

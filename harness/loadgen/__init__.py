@@ -2,7 +2,7 @@
 
 from harness.loadgen.run import run_load
 from harness.loadgen.settings import LoadError, LoadResult, LoadSettings, Target
-from harness.loadgen.transport import TransportError, list_models
+from harness.loadgen.transport import TransportError
 
 __all__ = [
     "LoadError",
@@ -10,6 +10,5 @@ __all__ = [
     "LoadSettings",
     "Target",
     "TransportError",
-    "list_models",
     "run_load",
 ]

@@ -7,10 +7,9 @@ parsed."""
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 import aiohttp
-import orjson
 from aiohttp import payload
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
@@ -123,27 +122,6 @@ class _StampedBody(payload.BytesPayload):
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         self._sink.on_send(time.monotonic_ns())
         await super().write_with_length(writer, content_length)
-
-
-async def list_models(base_url: str, api_key: str | None = None, timeout_s: float = 5.0) -> list[str]:
-    """The names that GET /v1/models gives. Raises TransportError with one line that names the address."""
-    url = URL(base_url.rstrip("/") + "/").join(URL("v1/models"))
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
-            session.get(url, headers=headers) as response,
-        ):
-            body: Any = orjson.loads(await response.read())
-            if response.status != 200:
-                raise TransportError("protocol", f"{url}: HTTP status {response.status}")
-            return [str(model["id"]) for model in body["data"]]
-    except TimeoutError as exc:
-        raise TransportError("connect", f"{url}: no answer within {timeout_s:g} s") from exc
-    except (aiohttp.ClientError, OSError) as exc:
-        raise TransportError("connect", f"{url}: {_line(exc)}") from exc
-    except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
-        raise TransportError("protocol", f"{url}: the answer is no list of models") from exc
 
 
 def _line(exc: BaseException) -> str:
