@@ -81,6 +81,20 @@ def clock_pair() -> tuple[int, int]:
     return best[1], best[2]
 
 
+NAME_S = 0.5
+"""How long after it has the lock a run may take to write its name: two that start at once meet in between."""
+
+
+def _holder(fd: int) -> str:
+    """The name in a lock file that another run holds; empty if it writes none."""
+    deadline = time.monotonic() + NAME_S
+    while True:
+        name = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
+        if name or time.monotonic() > deadline:
+            return name
+        time.sleep(0.01)
+
+
 class HostLock:
     """One measured run at a time on a host. The kernel frees the lock when its holder dies."""
 
@@ -95,7 +109,7 @@ class HostLock:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip() or "another run"
+                holder = _holder(fd) or "another run"
                 on_wait(f"waiting for {holder}: two runs at once would disturb each other")
                 fcntl.flock(fd, fcntl.LOCK_EX)
             os.ftruncate(fd, 0)

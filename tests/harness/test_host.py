@@ -1,8 +1,10 @@
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 from harness.host import HostLock, clock_pair, digest, facts, fingerprint
@@ -100,3 +102,21 @@ def test_a_released_lock_is_free_and_names_nobody(tmp_path):
             assert str(os.getpid()) in path.read_text()
     assert waited == []
     assert path.read_text() == ""
+
+
+def test_a_lock_whose_holder_has_not_written_its_name_yet_is_waited_for(tmp_path):
+    path = tmp_path / "lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)  # held, and still empty
+    threading.Timer(0.1, lambda: os.pwrite(fd, b"the run of process 77", 0)).start()
+    said: list[str] = []
+
+    def on_wait(line: str) -> None:
+        said.append(line)
+        os.close(fd)  # which frees it
+
+    lock = HostLock(path)
+    lock.acquire(on_wait)
+    lock.release()
+    assert len(said) == 1
+    assert "the run of process 77" in said[0]
