@@ -59,6 +59,7 @@ RECORD = RequestRecord(
     finish_reason="stop",
     error=None,
 )
+NEWER = ("final", "first_output_ns", "reasoning_tokens", "reads", "coalesced", "text")
 T0 = 2**60  # a monotonic clock of 36 years: no float holds it to the nanosecond
 
 
@@ -128,6 +129,19 @@ def records_na(frame: Any, value: Any) -> Any:
     import pandas as pd
 
     return value if value is pd.NA else object()
+
+
+def test_a_line_from_before_a_field_existed_reads_as_its_default(tmp_path: Path) -> None:
+    row = replace(RECORD, final=False, first_output_ns=4, reasoning_tokens=1, reads=2, coalesced=1, text="t")
+    path = write(tmp_path, [row])
+    assert records.read_requests(tmp_path) == [row]
+    line = orjson.loads(path.read_bytes().splitlines()[1])
+    older = {k: v for k, v in line.items() if k not in NEWER}
+    assert len(older) == len(line) - len(NEWER)
+    assert RequestRecord.from_mapping(older) == RECORD
+    assert RequestRecord.from_mapping({**older, "unknown": 1}) == RECORD
+    with pytest.raises(KeyError, match="send_ns"):
+        RequestRecord.from_mapping({k: v for k, v in older.items() if k != "send_ns"})
 
 
 def test_a_cut_anywhere_loses_the_last_line_only(tmp_path: Path) -> None:
