@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 CANCEL_KINDS = ("none", "before_first_token", "after_tokens", "after_s")
-_FLOATS = ("arrival_s", "deadline_ms", "cancel_value", "timeout_s")
+_FLOATS = ("arrival_s", "deadline_ms", "cancel_value", "timeout_s", "think_s")
+_LATER = ("think_s",)
+"""Columns that came after the first schedules: where one holds its default it is no part of the digest, so
+that schedules without it keep theirs."""
 _METADATA_KEY = b"batchmark.schedule"
 
 
@@ -36,7 +39,7 @@ class ScheduledRequest:
     """One request, as its user means it: the columns of `schedule.parquet`."""
 
     id: str  # r000000, in order of arrival
-    arrival_s: float  # from the start of the run
+    arrival_s: float  # from the start of the run; of a session's later turns: at the earliest
     tenant: str = "default"
     request_class: str = "default"
     priority: int = 0  # lower first
@@ -51,6 +54,7 @@ class ScheduledRequest:
     cancel_kind: str = "none"  # one of CANCEL_KINDS
     cancel_value: float | None = None  # seconds from the send, or tokens of the answer; None when none
     timeout_s: float | None = None
+    think_s: float | None = None  # of a later turn: seconds from the end of the turn before it
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.arrival_s) or self.arrival_s < 0:
@@ -71,6 +75,14 @@ class ScheduledRequest:
                 f"request {self.id}: cancel_kind={self.cancel_kind} with cancel_value={self.cancel_value}, "
                 f"needs one of {', '.join(CANCEL_KINDS)} and a value unless none"
             )
+        if self.think_s is not None:
+            if not math.isfinite(self.think_s) or self.think_s < 0:
+                raise WorkloadError(f"request {self.id}: think_s={self.think_s}, needs seconds of 0 or more")
+            if self.turn < 1 or self.session is None:
+                raise WorkloadError(
+                    f"request {self.id}: think_s={self.think_s} with session={self.session}, "
+                    f"turn={self.turn}, needs a session and a turn of 1 or more"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +109,11 @@ class Schedule:
         count."""
         digest = hashlib.sha256(f"batchmark schedule {SCHEMA_VERSION} seed {self.seed}\n".encode())
         for request in self.requests:
-            row = [_canonical(f.name, getattr(request, f.name)) for f in fields(ScheduledRequest)]
+            row = [
+                _canonical(f.name, value)
+                for f in fields(ScheduledRequest)
+                if not ((value := getattr(request, f.name)) is None and f.name in _LATER)
+            ]
             digest.update(json.dumps(row, ensure_ascii=True, separators=(",", ":")).encode())
             digest.update(b"\n")
         return digest.hexdigest()
@@ -125,7 +141,8 @@ class Schedule:
 
     @classmethod
     def from_parquet(cls, path: str | Path) -> Schedule:
-        """Read what `to_parquet` wrote. Raises WorkloadError when it is missing or something else."""
+        """Read what `to_parquet` wrote, with or without the columns that came later. Raises WorkloadError
+        when it is missing or something else."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -190,5 +207,6 @@ def _arrow_schema() -> Any:
         "stop_after": pa.int64(),
         "cancel_value": pa.float64(),
         "timeout_s": pa.float64(),
+        "think_s": pa.float64(),
     }
     return pa.schema([pa.field(f.name, kinds.get(f.name, pa.string())) for f in fields(ScheduledRequest)])

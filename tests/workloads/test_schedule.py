@@ -19,6 +19,8 @@ def requests(draw: st.DrawFn) -> ScheduledRequest:
     segments = draw(st.lists(st.builds(Segment, texts, st.integers(1, 5000)), min_size=1, max_size=4))
     stop_after = draw(st.integers(1, 4000))
     kind = draw(st.sampled_from(["none", "before_first_token", "after_tokens", "after_s"]))
+    session, turn = draw(st.none() | texts), draw(st.integers(0, 9))
+    thinks = draw(st.none() | st.floats(0, 600)) if session is not None and turn > 0 else None
     return ScheduledRequest(
         id=draw(texts),
         arrival_s=draw(st.floats(0, 1e6)),
@@ -27,8 +29,8 @@ def requests(draw: st.DrawFn) -> ScheduledRequest:
         priority=draw(st.integers(-5, 5)),
         deadline_ms=draw(st.none() | st.floats(0, 1e6)),
         stream=draw(st.booleans()),
-        session=draw(st.none() | texts),
-        turn=draw(st.integers(0, 9)),
+        session=session,
+        turn=turn,
         segments=tuple(segments),
         prompt_tokens=sum(s.tokens for s in segments),
         max_tokens=stop_after + draw(st.integers(0, 100)),
@@ -36,6 +38,7 @@ def requests(draw: st.DrawFn) -> ScheduledRequest:
         cancel_kind=kind,
         cancel_value=None if kind == "none" else draw(st.integers(1, 99) | st.floats(0.1, 99)),
         timeout_s=draw(st.none() | st.floats(0.1, 600)),
+        think_s=thinks,
     )
 
 
@@ -87,6 +90,24 @@ def test_digest_is_that_of_the_content():
     )
 
 
+def test_a_file_from_before_think_times_is_read_and_keeps_its_digest(tmp_path):
+    schedule = Schedule((one(), one(id="r000001", arrival_s=1.5, session="s", turn=1)), "mine", 0)
+    schedule.to_parquet(tmp_path / "new.parquet")
+    table = pq.read_table(tmp_path / "new.parquet")
+    pq.write_table(table.drop_columns(["think_s"]), tmp_path / "old.parquet")
+    old = Schedule.from_parquet(tmp_path / "old.parquet")
+    assert old == schedule
+    assert old.sha256() == schedule.sha256()
+
+
+def test_think_time_is_part_of_the_digest():
+    def later(think_s):
+        return Schedule((one(session="s", turn=1, think_s=think_s),), "mine", 0).sha256()
+
+    assert len({later(None), later(0.0), later(1.0), later(1.5)}) == 4
+    assert later(2) == later(2.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -98,6 +119,11 @@ def test_digest_is_that_of_the_content():
         ({"cancel_kind": "later", "cancel_value": 1}, "cancel_kind=later"),
         ({"cancel_kind": "after_s"}, "cancel_value=None"),
         ({"cancel_value": 3.0}, "cancel_kind=none"),
+        ({"session": "s", "turn": 1, "think_s": -0.1}, "think_s=-0.1, needs seconds of 0 or more"),
+        ({"session": "s", "turn": 1, "think_s": float("nan")}, "think_s=nan"),
+        ({"session": "s", "turn": 1, "think_s": float("inf")}, "think_s=inf"),
+        ({"session": "s", "turn": 0, "think_s": 1.0}, "turn=0, needs a session and a turn of 1 or more"),
+        ({"turn": 1, "think_s": 1.0}, "session=None"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(changes, words):
