@@ -1,8 +1,8 @@
 """A server with known truth: it sends what a script says and logs when it really sent it.
 
-Raw sockets, no HTTP library: a script may break every rule. It runs in the event loop of the test, on
-127.0.0.1 and a free port. All stamps are CLOCK_MONOTONIC ns, taken right before the bytes are handed to the
-socket."""
+Raw sockets, no HTTP library: a script may break every rule. It runs in an event loop on 127.0.0.1 and a free
+port; script_process.py gives it a process of its own, so that its truth does not share an interpreter with
+what is measured. All stamps are CLOCK_MONOTONIC ns, taken right before the bytes are handed to the socket."""
 
 from __future__ import annotations
 
@@ -12,30 +12,83 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Step:
-    """Something that a stream does, after_s after the step before it."""
+    """Something that a stream does, after_s after the step before it; or at_s after the request was there,
+    however late the step before it was."""
 
     kind: str  # tokens | plain (bytes that carry no token) | reset | close | hang
     after_s: float = 0.0
     data: bytes = b""
     tokens: int = 0
+    at_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Script:
-    """One response. split: bytes per write of the body, None: a write per step."""
+    """One response. split: bytes per chunk of the body, None: a chunk per step. cut: each step leaves in two
+    writes, the second cut_s after the first `cut` bytes of what is on the wire (the chunk's size line
+    included). framing: chunked | length (Content-Length) | close (the end of the connection ends the body).
+    head: bytes that are sent instead of status line and headers, whatever they are."""
 
     steps: Sequence[Step]
     status: int = 200
     content_type: str = "text/event-stream"
     head_after_s: float = 0.0
     split: int | None = None
+    cut: int | None = None
+    cut_s: float = 0.002
+    framing: str = "chunked"
+    head: bytes | None = None
+
+
+Rule = Callable[[dict[str, Any], int], Script]
+"""Chooses the response from the request's body and its number, from 0."""
+
+
+@dataclass(frozen=True)
+class ById:
+    """Our own requests say who they are: a script for each id, `other` for the rest."""
+
+    scripts: Mapping[str, Script]
+    other: Script | None = None
+
+    def __call__(self, body: dict[str, Any], number: int) -> Script:
+        name = body.get("batchmark", {}).get("id")
+        script = self.scripts.get(name, self.other)
+        assert script is not None, f"no script for request {name}"
+        return script
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """The n-th request gets the n-th script, the last one stands for all after it."""
+
+    scripts: Sequence[Script]
+
+    def __call__(self, body: dict[str, Any], number: int) -> Script:
+        return self.scripts[min(number, len(self.scripts) - 1)]
+
+
+@dataclass(frozen=True)
+class AsAsked:
+    """A well-behaved server: as many tokens as asked for, one a chunk, and the prompt counted as it came.
+    short: tokens of the prompt that its count leaves out."""
+
+    first_s: float = 0.0
+    gap_s: float = 0.0
+    short: int = 0
+
+    def __call__(self, body: dict[str, Any], number: int) -> Script:
+        n = body.get("batchmark", {}).get("stop_after") or body["max_tokens"]
+        prompt = len(body.get("prompt") or body.get("messages"))
+        steps = [tokens(1, at_s=self.first_s + k * self.gap_s) for k in range(n)]
+        return Script([*steps, *ending(n, prompt=prompt - self.short)])
 
 
 @dataclass
@@ -68,6 +121,14 @@ def completion(
     return sse({"id": "c", "object": "text_completion", "choices": [choice], **extra})
 
 
+def crlf(data: bytes) -> bytes:
+    """The same event with the other line end."""
+    return data.replace(b"\n", b"\r\n")
+
+
+COMMENT = b": still here\n\n"
+
+
 def chat(delta: dict[str, Any], finish: str | None = None, **extra: Any) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
     return sse({"id": "c", "object": "chat.completion.chunk", "choices": [choice], **extra})
@@ -80,22 +141,41 @@ def usage(output: int, prompt: int = 3) -> bytes:
 DONE = sse("[DONE]")
 
 
-def plain(data: bytes, after_s: float = 0.0) -> Step:
-    return Step("plain", after_s, data)
+def plain(data: bytes, after_s: float = 0.0, *, at_s: float | None = None) -> Step:
+    return Step("plain", after_s, data, at_s=at_s)
 
 
-def tokens(n: int = 1, after_s: float = 0.0, *, with_ids: bool = True, text: str | None = None) -> Step:
+def tokens(
+    n: int = 1,
+    after_s: float = 0.0,
+    *,
+    at_s: float | None = None,
+    with_ids: bool = True,
+    text: str | None = None,
+    **extra: Any,
+) -> Step:
     """A completion chunk of n tokens."""
-    body = completion("x" * n if text is None else text, list(range(n)) if with_ids else None)
-    return Step("tokens", after_s, body, n)
+    body = completion("x" * n if text is None else text, list(range(n)) if with_ids else None, **extra)
+    return Step("tokens", after_s, body, n, at_s)
 
 
-def ending(n: int, *, with_usage: bool = True, reason: str = "length") -> list[Step]:
+def delta(at_s: float, n: int = 1, **channels: Any) -> Step:
+    """A chat chunk of n tokens at its own time: content, reasoning_content, tool_calls."""
+    return Step("tokens", 0.0, chat(channels), n, at_s)
+
+
+def ending(n: int, *, with_usage: bool = True, reason: str = "length", prompt: int = 3) -> list[Step]:
     """finish_reason, usage and [DONE] of an answer of n tokens."""
     steps = [plain(completion(finish=reason))]
     if with_usage:
-        steps.append(plain(usage(n)))
+        steps.append(plain(usage(n, prompt)))
     return [*steps, plain(DONE)]
+
+
+def timeline(chunks: Sequence[tuple[float, int]]) -> Script:
+    """Chunks of n tokens, each at its own time after the request: (seconds, n)."""
+    steps = [tokens(n, at_s=at_s) for at_s, n in chunks]
+    return Script([*steps, *ending(sum(n for _, n in chunks))])
 
 
 def answer(n: int, gap_s: float = 0.0, first_s: float = 0.0) -> Script:
@@ -110,17 +190,22 @@ def refusal(status: int, message: str = "no", code: str | None = None) -> Script
 
 
 class ScriptServer:
-    """Use as an async context manager. `script` chooses the response from the request's body and its
-    number."""
+    """Use as an async context manager. A request is under way from the end of its body until its last
+    bytes, or the client's hang-up. GETs (/v1/models) are answered apart, and counted in `gets` alone."""
 
-    def __init__(self, script: Callable[[dict[str, Any], int], Script] | Script) -> None:
-        self._script = script if callable(script) else lambda body, number: script
-        self.seen: list[Seen] = []
-        self.connections = 0
+    def __init__(self, script: Rule | Script) -> None:
         self.open_connections = 0
-        self.peak = 0  # most requests under way at once
-        self._active = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self.play(script)
+
+    def play(self, script: Rule | Script) -> None:
+        """Begin anew with another script and an empty log."""
+        self._script = script if callable(script) else InTurn([script])
+        self.seen: list[Seen] = []
+        self.gets: list[str] = []
+        self.connections = 0
+        self.peak = 0  # most requests under way at once
+        self._under_way: set[int] = set()
 
     @property
     def base_url(self) -> str:
@@ -169,16 +254,19 @@ class ScriptServer:
                 k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines if line)
             }
             raw = await reader.readexactly(int(headers.get("content-length", 0)))
-            seen = Seen(
-                request_line.split()[1],
-                json.loads(raw or b"{}"),
-                headers,
-                time.monotonic_ns(),
-                connection=number,
-            )
+            received_ns = time.monotonic_ns()
+            method, path, _ = request_line.split(" ", 2)
+            if method == "GET":
+                self.gets.append(path)
+                writer.write(_MODELS if path.endswith("/v1/models") else _NOT_FOUND)
+                first = await reader.read(1)
+                if not first:
+                    return
+                continue
+            seen = Seen(path, json.loads(raw or b"{}"), headers, received_ns, connection=number)
             self.seen.append(seen)
-            self._active += 1
-            self.peak = max(self.peak, self._active)
+            self._under_way.add(id(seen))
+            self.peak = max(self.peak, len(self._under_way))
             gone = asyncio.create_task(reader.read(1))
             play = asyncio.create_task(self._play(self._script(seen.body, len(self.seen) - 1), seen, writer))
             try:
@@ -190,7 +278,7 @@ class ScriptServer:
                     return
                 seen.ended_ns = time.monotonic_ns()
             finally:
-                self._active -= 1
+                self._under_way.discard(id(seen))
                 play.cancel()
                 if not gone.done() and (play.cancelled() or not play.done()):
                     gone.cancel()
@@ -199,16 +287,13 @@ class ScriptServer:
                 return
 
     async def _play(self, script: Script, seen: Seen, writer: asyncio.StreamWriter) -> bool:
-        """False: the script broke the connection."""
+        """False: the script broke the connection, or its end is the end of the connection."""
         if script.head_after_s:
             await asyncio.sleep(script.head_after_s)
-        writer.write(
-            f"HTTP/1.1 {script.status} Scripted\r\nContent-Type: {script.content_type}\r\n"
-            "Transfer-Encoding: chunked\r\n\r\n".encode()
-        )
-        for step in script.steps:
-            if step.after_s:
-                await asyncio.sleep(step.after_s)
+        writer.write(_head(script))
+        last = len(script.steps) - 1
+        for k, step in enumerate(script.steps):
+            await _until(step, seen.received_ns)
             if step.kind == "reset":
                 _reset(writer)
                 return False
@@ -218,20 +303,70 @@ class ScriptServer:
                 return False
             if step.kind == "hang":
                 await asyncio.Event().wait()
-            size = script.split or len(step.data)
-            pieces = [step.data[i : i + size] for i in range(0, len(step.data), size or 1)]
-            stamp = time.monotonic_ns()
-            for piece in pieces:
-                writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-                if script.split:
-                    await asyncio.sleep(0)
-            if step.kind == "tokens":
-                seen.sends.append((stamp, step.tokens))
-            else:
-                seen.plain_ns.append(stamp)
-        writer.write(b"0\r\n\r\n")
+            if k == last:  # from here on the client may have all of it, and send its next one
+                self._under_way.discard(id(seen))
+            await self._write(script, step, seen, writer)
+        if script.framing == "chunked":
+            writer.write(b"0\r\n\r\n")
         await writer.drain()
-        return True
+        if script.framing == "close":
+            writer.close()
+        return script.framing != "close"
+
+    async def _write(self, script: Script, step: Step, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        size = script.split or len(step.data)
+        pieces = [step.data[i : i + size] for i in range(0, len(step.data), size or 1)]
+        if script.framing == "chunked":
+            pieces = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
+        if script.cut is not None:
+            wire = b"".join(pieces)
+            pieces = [piece for piece in (wire[: script.cut], wire[script.cut :]) if piece]
+            whole = len(wire) - (2 if script.framing == "chunked" else 0)  # a line end follows
+        stamp = time.monotonic_ns()
+        for k, piece in enumerate(pieces):
+            if k and script.cut is not None:
+                await asyncio.sleep(script.cut_s)
+                if script.cut < whole:  # the event is only complete now
+                    stamp = time.monotonic_ns()
+            writer.write(piece)
+            if script.split:
+                await asyncio.sleep(0)
+        if step.kind == "tokens":
+            seen.sends.append((stamp, step.tokens))
+        else:
+            seen.plain_ns.append(stamp)
+
+
+def _head(script: Script) -> bytes:
+    if script.head is not None:
+        return script.head
+    framing = {
+        "chunked": "Transfer-Encoding: chunked\r\n",
+        "length": f"Content-Length: {sum(len(step.data) for step in script.steps)}\r\n",
+        "close": "Connection: close\r\n",
+    }
+    head = f"HTTP/1.1 {script.status} Scripted\r\nContent-Type: {script.content_type}\r\n"
+    return f"{head}{framing[script.framing]}\r\n".encode()
+
+
+def _json_response(status: str, value: Any) -> bytes:
+    body = json.dumps(value).encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+_MODELS = _json_response("200 OK", {"object": "list", "data": [{"id": "scripted", "max_model_len": 8192}]})
+_NOT_FOUND = _json_response("404 Not Found", {"error": {"message": "no such path"}})
+
+
+async def _until(step: Step, received_ns: int) -> None:
+    if step.at_s is None:
+        if step.after_s:
+            await asyncio.sleep(step.after_s)
+        return
+    wait_s = step.at_s - (time.monotonic_ns() - received_ns) / 1e9
+    if wait_s > 0:
+        await asyncio.sleep(wait_s)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
