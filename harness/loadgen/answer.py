@@ -3,11 +3,12 @@
 A chunk carries tokens iff it has token ids or a non-empty delta on any channel (text, content, reasoning,
 tool call): role-only, empty and usage-only chunks never count. Once a stream has shown ids, the ids alone
 are counted, since text that was held back (a split UTF-8 character, a stop string) belongs to tokens that
-were counted before."""
+were counted before. Ids without text are on the channel of the text before them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -18,7 +19,8 @@ ERROR_CHARS = 300
 MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_TOKENS = 1_000_000_000
 """A server that claims more for one request does not count: the records hold 64 bits."""
-_TEXT_CHANNELS = ("content", "reasoning_content", "reasoning", "refusal")
+_OUTPUT_CHANNELS = ("content", "refusal")
+_REASONING_CHANNELS = ("reasoning_content", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Verdict:
     outcome: str
     reason: str | None = None
     error: str | None = None
+    status: int | None = None  # of HTTP, where it decided
 
 
 class Answer:
@@ -43,18 +46,22 @@ class Answer:
         self.status: int | None = None
         self.headers_ns: int | None = None
         self.first_event_ns: int | None = None
+        self.first_output_ns: int | None = None  # the first token that is no reasoning
         self.last_data_ns: int | None = None
+        self.reads = 0  # that brought bytes of the body
         self.chunk_ns: list[int] = []
         self.chunk_tokens: list[int] = []
         self.tokens = 0  # that have arrived, as far as the chunks tell
         self.ids = 0  # of these, counted by their ids
         self.usage_output: int | None = None
         self.usage_prompt: int | None = None
+        self.usage_reasoning: int | None = None
         self.finish_reason: str | None = None
         self.done = False  # [DONE] was read
         self._keep_text = keep_text
         self._text: list[str] = []
         self._unidentified = False  # some chunk carried text without ids
+        self._reasons = False  # the last text was reasoning
         self._parser: SSEParser | None = None
         self._body = bytearray()
 
@@ -71,6 +78,11 @@ class Answer:
     def counted_by_ids(self) -> bool:
         return self.ids > 0 and not self._unidentified
 
+    @property
+    def coalesced(self) -> int:
+        """Chunks with tokens that came in one read with an earlier one: their gap is not the server's."""
+        return sum(before == after for before, after in pairwise(self.chunk_ns))
+
     def begin(self, now_ns: int, status: int, content_type: str) -> None:
         """The response's head has arrived."""
         self.headers_ns, self.status = now_ns, status
@@ -80,8 +92,11 @@ class Answer:
             self._parser = SSEParser()
 
     def feed(self, now_ns: int, piece: bytes) -> bool:
-        """Bytes of the body. False: the verdict is in, there is no reason to read on."""
-        self.last_data_ns = now_ns
+        """Bytes of the body; those of one read have one stamp. False: the verdict is in, there is no reason
+        to read on."""
+        if now_ns != self.last_data_ns:
+            self.reads += 1
+            self.last_data_ns = now_ns
         if self._parser is None:
             if len(self._body) + len(piece) > MAX_BODY_BYTES:
                 self._fail("malformed", f"the body is larger than {MAX_BODY_BYTES} bytes")
@@ -144,24 +159,33 @@ class Answer:
             return
         if self.first_event_ns is None:
             self.first_event_ns = now_ns
-        tokens = sum(self._choice(choice) for choice in choices)
+        tokens, output = 0, False
+        for choice in choices:
+            brought = self._choice(choice)
+            tokens += brought
+            output = output or (brought > 0 and not self._reasons)
         if tokens:
             self.chunk_ns.append(now_ns)
             self.chunk_tokens.append(tokens)
             self.tokens += tokens
+            if output and self.first_output_ns is None:
+                self.first_output_ns = now_ns
 
     def _choice(self, choice: dict[str, Any]) -> int:
         """Take in one choice of a chunk or of a whole body; the tokens that it brings."""
         if isinstance(reason := choice.get("finish_reason"), str):
             self.finish_reason = reason
-        pieces = _delta_pieces(choice)
-        if self._keep_text:
-            self._text.extend(pieces)
+        reasoning, output = _delta_pieces(choice)
+        if reasoning or output:
+            self._reasons = not output
+            if self._keep_text:
+                self._text += reasoning
+                self._text += output
         ids = choice.get("token_ids")
         if isinstance(ids, list) and ids:
             self.ids += len(ids)
             return len(ids)
-        if not pieces or self.ids:
+        if self.ids or not (reasoning or output):
             return 0
         self._unidentified = True
         return 1
@@ -174,6 +198,9 @@ class Answer:
             self.usage_output = output
         if _is_count(prompt):
             self.usage_prompt = prompt
+        details = usage.get("completion_tokens_details")
+        if isinstance(details, dict) and _is_count(reasoning := details.get("reasoning_tokens")):
+            self.usage_reasoning = reasoning
 
     def _whole_body(self) -> None:
         """A response that is one JSON document: a refusal, or an answer that came in one piece."""
@@ -207,7 +234,8 @@ class Answer:
             code = message = None
         reason = code if isinstance(code, str) and code else reason
         text = message[:ERROR_CHARS] if isinstance(message, str) and message else text or reason
-        return Verdict("rejected" if self.status in (429, 503) else "failed", reason, text)
+        outcome = "rejected" if self.status in (429, 503) else "failed"
+        return Verdict(outcome, reason, text, self.status)
 
     def _finished(self) -> Verdict:
         if self.finish_reason == "queue_timeout":
@@ -220,12 +248,14 @@ class Answer:
         self.verdict = Verdict("failed", reason, error[:ERROR_CHARS])
 
 
-def _delta_pieces(choice: dict[str, Any]) -> list[str]:
-    """The non-empty texts of a choice, on every channel, streamed (delta) or whole (message)."""
-    pieces = [choice["text"]] if isinstance(choice.get("text"), str) else []
+def _delta_pieces(choice: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The non-empty texts of a choice, streamed (delta) or whole (message): (reasoning, all the rest)."""
+    output = [choice.get("text")]
+    reasoning: list[Any] = []
     delta = choice.get("delta") or choice.get("message")
     if isinstance(delta, dict):
-        pieces += [delta[name] for name in _TEXT_CHANNELS if isinstance(delta.get(name), str)]
+        reasoning = [delta.get(name) for name in _REASONING_CHANNELS]
+        output += [delta.get(name) for name in _OUTPUT_CHANNELS]
         calls = delta.get("tool_calls")
         functions = (
             [c.get("function") for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
@@ -233,9 +263,12 @@ def _delta_pieces(choice: dict[str, Any]) -> list[str]:
         functions.append(delta.get("function_call"))
         for function in functions:
             if isinstance(function, dict):
-                values = (function.get("name"), function.get("arguments"))
-                pieces += [value for value in values if isinstance(value, str)]
-    return [piece for piece in pieces if piece]
+                output += [function.get("name"), function.get("arguments")]
+    return _texts(reasoning), _texts(output)
+
+
+def _texts(values: list[Any]) -> list[str]:
+    return [value for value in values if isinstance(value, str) and value]
 
 
 def _error_verdict(error: Any) -> Verdict:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from harness.loadgen.dispatch import Due
 from harness.loadgen.settings import Target
 from workloads.schedule import ScheduledRequest
 
@@ -62,7 +63,8 @@ def build_body(request: ScheduledRequest, prompts: Prompts, target: Target, run:
 
 
 class Bodies:
-    """The bodies of a sequence of requests, in order, a few of them ahead."""
+    """The bodies of a schedule's attempts. Built ahead in the order of the schedule, up to `ahead` of them;
+    those of later turns and retries, which come when answers end, beside them once they are expected."""
 
     def __init__(
         self,
@@ -70,26 +72,52 @@ class Bodies:
         prompts: Prompts,
         target: Target,
         run: str,
-        attempt: int = 1,
         ahead: int = AHEAD,
     ) -> None:
-        self._requests = iter(requests)
-        self._build = lambda request: build_body(request, prompts, target, run, attempt)
-        self._ready: deque[bytes] = deque()
+        self._in_order = iter([request for request in requests if request.think_s is None])
+        self._build = lambda request, attempt: build_body(request, prompts, target, run, attempt)
+        self._ready: dict[tuple[str, int], bytes] = {}
+        self._expected: deque[Due] = deque()
+        self._overtaken: set[tuple[str, int]] = set()  # taken before their turn to be built ahead
         self._ahead = ahead
 
+    def expect(self, due: Due) -> None:
+        """This one will leave, and is not next in the order of the schedule."""
+        self._expected.append(due)
+
     def prepare(self) -> bool:
-        """Build one more, if there is room for it and a request left; False if not."""
-        if len(self._ready) >= self._ahead:
+        """Build the next one ahead; False if there is no room, or nothing left to build."""
+        room = self._ahead - len(self._ready)
+        if room <= -self._ahead:
             return False
-        request = next(self._requests, None)
+        if self._expected:
+            due = self._expected.popleft()
+            self._build_ahead(due.request, due.attempt)
+            return True
+        request = next(self._in_order, None) if room > 0 else None
         if request is None:
             return False
-        self._ready.append(self._build(request))
+        self._build_ahead(request, 1)
         return True
 
+    def body(self, due: Due) -> bytes:
+        """The body of this attempt, built now if it was not built ahead. It is then forgotten."""
+        key = due.request.id, due.attempt
+        body = self._ready.pop(key, None)
+        if body is not None:
+            return body
+        self._overtaken.add(key)
+        return self._build(due.request, due.attempt)
+
+    def _build_ahead(self, request: ScheduledRequest, attempt: int) -> None:
+        key = request.id, attempt
+        if key in self._overtaken:
+            self._overtaken.discard(key)
+        else:
+            self._ready[key] = self._build(request, attempt)
+
     def take(self) -> bytes:
-        """The body of the next request."""
+        """The body of the next request in the order of the schedule."""
         if not self._ready:
             self.prepare()
-        return self._ready.popleft()
+        return self._ready.pop(next(iter(self._ready)))
