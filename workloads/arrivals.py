@@ -2,7 +2,7 @@
 
 The gaps are drawn without knowing the rate and then stretched, so another rate replays the same pattern,
 faster or slower. Episodes repeat: `off_s` seconds of quiet, then `on_s` seconds at `factor` times the quiet
-rate, while the mean over a whole period stays the given rate.
+rate, while the mean over a whole period stays the given rate. Ramps and steps: `workloads.rates`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workloads.errors import WorkloadError
+from workloads.rates import RateProfile, shown_rate
 from workloads.settings import Settings
 
 KINDS = ("poisson", "gamma", "constant", "at_once")
@@ -89,7 +90,7 @@ def draw_arrivals(
     rng: np.random.Generator,
     arrivals: Arrivals,
     *,
-    rate: float | None,
+    rate: float | RateProfile | None,
     requests: int | None,
     duration_s: float | None,
 ) -> np.ndarray:
@@ -104,21 +105,32 @@ def draw_arrivals(
         return np.zeros(requests)
     if rate is None:
         raise WorkloadError(f"workload.rate=null: arrivals.kind={arrivals.kind} needs requests per second")
+    if isinstance(rate, RateProfile) and arrivals.burst.factor != 1:
+        raise WorkloadError(
+            f"workload.arrivals.burst.factor={arrivals.burst.factor:g}: workload.rate is a profile and has a "
+            "shape of its own; set burst.factor=1, or workload.rate to a number"
+        )
     if requests is not None:
         n = requests
     elif duration_s is not None:
-        n = int(rate * duration_s * 2) + 64
+        expected = rate.expected(duration_s) if isinstance(rate, RateProfile) else rate * duration_s
+        n = int(expected * 2) + 64
     else:
         raise WorkloadError("workload.requests=null: give a count, or load.duration_s")
     gaps = np.empty(0)
     while True:
         if n > MOST_REQUESTS:
             raise WorkloadError(
-                f"workload.rate={rate:g}, load.duration_s={duration_s}, load.requests={requests}: "
+                f"workload.rate={shown_rate(rate)}, load.duration_s={duration_s}, "
+                f"load.requests={requests}: "
                 f"makes more than {MOST_REQUESTS} requests; lower one of them"
             )
         gaps = np.concatenate([gaps, unit_gaps(rng, arrivals, n - len(gaps))])
-        times = place(np.cumsum(gaps), rate, arrivals.burst)
+        counts = np.cumsum(gaps)
+        if isinstance(rate, RateProfile):
+            times = rate.place(counts)
+        else:
+            times = place(counts, rate, arrivals.burst)
         if duration_s is None:
             return times
         if requests is not None or times[-1] > duration_s:

@@ -15,6 +15,7 @@ import numpy as np
 
 from workloads.cancellation import Cancellation, draw_cancellations, read_cancellation
 from workloads.errors import WorkloadError
+from workloads.rates import RateProfile, read_rate
 from workloads.schedule import Schedule, ScheduledRequest, Segment, request_id
 from workloads.settings import Settings
 from workloads.streams import stream
@@ -59,7 +60,7 @@ class Common:
     """The settings that every workload has."""
 
     name: str
-    rate: float | None
+    rate: float | RateProfile | None
     requests: int | None
     length_scale: float
     max_tokens: str  # one of DECLARED
@@ -79,7 +80,7 @@ def read_common(node: Settings) -> Common:
         caps[side] = side_node.optional_whole("cap")
     return Common(
         name=node.text("name"),
-        rate=None if node.get("rate") is None else node.number("rate", above=0),
+        rate=read_rate(node),
         requests=node.optional_whole("requests"),
         length_scale=node.number("length_scale", above=0),
         max_tokens=node.choice("max_tokens", DECLARED),

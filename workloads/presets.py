@@ -17,7 +17,8 @@ from workloads.assembly import COMMON_KEYS, Draft, Piece, assemble, class_cap, r
 from workloads.errors import WorkloadError
 from workloads.inputs import draw_prompts, scale_pieces
 from workloads.lengths import correlate, read_distribution, scaled
-from workloads.schedule import Schedule
+from workloads.rates import RateProfile, shown_rate
+from workloads.schedule import Schedule, planned_rate
 from workloads.settings import Settings
 from workloads.streams import stream
 
@@ -32,8 +33,9 @@ def draw(
     """Draw the schedule of a `workload` configuration node.
 
     `requests` (load.requests) replaces the workload's own count. With `duration_s` (load.duration_s) no
-    request arrives later than that; then the workload's own count does not bind. Same arguments, same
-    schedule, in every process. Raises WorkloadError.
+    request arrives later than that; then the workload's own count does not bind. With neither, a profile of
+    rates ends by itself, anything else at the workload's count. Same arguments, same schedule, in every
+    process. Raises WorkloadError.
     """
     if requests is not None and (not isinstance(requests, int) or isinstance(requests, bool) or requests < 1):
         raise WorkloadError(f"load.requests={requests!r}: needs a whole number of 1 or more")
@@ -56,6 +58,9 @@ def _draw_preset(node: Settings, *, seed: int, requests: int | None, duration_s:
         raise node.error(
             "rate", "workload.arrivals.kind=at_once has no rate; set it to null or choose another kind"
         )
+    profile = common.rate if isinstance(common.rate, RateProfile) else None
+    if requests is None and duration_s is None and profile is not None:
+        duration_s = profile.span_s
     if requests is None and (duration_s is None or at_once):
         requests = common.requests
     times = draw_arrivals(
@@ -63,7 +68,8 @@ def _draw_preset(node: Settings, *, seed: int, requests: int | None, duration_s:
     )
     if len(times) == 0:
         raise WorkloadError(
-            f"load.duration_s={duration_s:g}: no request arrives that early at workload.rate={common.rate:g}"
+            f"load.duration_s={duration_s:g}: no request arrives that early at "
+            f"workload.rate={shown_rate(common.rate)}"
         )
 
     classes = node.node("classes")
@@ -94,7 +100,29 @@ def _draw_preset(node: Settings, *, seed: int, requests: int | None, duration_s:
         caps[name] = class_cap(float(scaled(answer(np.array([0.99])), common.length_scale)[0]))
 
     drafts = [Draft(float(times[i]), names[member[i]], pieces[i], int(answers[i])) for i in range(len(times))]
-    return assemble(drafts, common, seed=seed, planned_rate=common.rate, class_caps=caps, cut_from_end=False)
+    return assemble(
+        drafts,
+        common,
+        seed=seed,
+        planned_rate=planned_rate(times),
+        class_caps=caps,
+        cut_from_end=False,
+        notes=() if profile is None else _profile_notes(profile, times),
+    )
+
+
+def _profile_notes(profile: RateProfile, times: np.ndarray) -> list[str]:
+    """Where load.requests or load.duration_s and the profile do not end together."""
+    after = int((times > profile.span_s).sum())
+    if after:
+        last = profile.stretches[-1].end
+        return [
+            f"{after} of {len(times)} requests come after the {profile.span_s:g} s of workload.rate, "
+            f"at its last rate of {last:g}/s"
+        ]
+    if profile.expected(profile.span_s) - profile.expected(float(times[-1])) > 5:
+        return [f"the requests end at {times[-1]:.1f} s, before the {profile.span_s:g} s of workload.rate"]
+    return []
 
 
 def _choose_classes(seed: int, classes: Settings, names: list[str], n: int) -> np.ndarray:

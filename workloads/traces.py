@@ -12,6 +12,7 @@ import numpy as np
 
 from workloads.assembly import COMMON_KEYS, Draft, Piece, assemble, class_cap, read_common
 from workloads.lengths import scaled
+from workloads.rates import RateProfile
 from workloads.schedule import Schedule, planned_rate
 from workloads.settings import Settings
 from workloads.tracefile import BLOCK_TOKENS, FORMATS, TraceRow, read_trace
@@ -35,6 +36,8 @@ def draw_trace(
         on_bad_row=node.choice("on_bad_row", ("error", "skip")),
     )
     times = np.array([row.time_ns - trace.rows[0].time_ns for row in trace.rows], dtype=float) / 1e9
+    if isinstance(common.rate, RateProfile):
+        raise node.error("rate", "a trace brings its own times; give a number, or null and workload.speed")
     if common.rate is not None:
         if speed != 1:
             raise node.error("rate", f"workload.speed={speed:g} is set as well; set one of them")

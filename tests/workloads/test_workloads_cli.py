@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -41,8 +42,18 @@ def test_show_takes_settings(capsys):
     _, plain, _ = run(capsys, "show", "rag")
     code, out, _ = run(capsys, "show", "rag", "workload.rate=8", "length_scale=1", "arrivals.kind=poisson")
     assert code == 0
-    assert "8 /s" in out
+    rate = re.search(r"planned rate\W+([\d.]+) /s", out)
+    assert rate is not None
+    assert float(rate[1]) == pytest.approx(8, rel=0.2), "of the 200 requests that were drawn"
     assert out != plain
+
+
+def test_show_a_ramp(capsys):
+    code, out, _ = run(capsys, "show", "rag", "rate={kind: ramp, from: 2, to: 10, over_s: 60}")
+    assert code == 0
+    rate = re.search(r"planned rate\W+([\d.]+) /s", out)
+    assert rate is not None
+    assert float(rate[1]) == pytest.approx(6, rel=0.15)
 
 
 def test_show_a_trace(capsys, azure):
@@ -80,6 +91,7 @@ def test_convert_to_standard_output_and_to_a_file(capsys, azure, tmp_path):
         (("show", "rag", "rat=3"), "workload.rat is not a setting of rag"),
         (("show", "rag", "rate"), "rate: needs the form KEY=VALUE"),
         (("show", "rag", "rate=-2"), "workload.rate=-2"),
+        (("show", "rag", "rate={kind: ramp, from: 2, to: 0, over_s: 9}"), "workload.rate.to=0"),
         (("show", "trace"), "workload.path=null"),
         (("show", "rag", "--seed", "-1"), "seed=-1"),
         (("show", "rag", "--out", "/nowhere/x.parquet"), "--out=/nowhere/x.parquet: cannot be written"),
