@@ -27,8 +27,12 @@ from harness.request_log import (
     RequestLog,
     RequestRecord,
     json_lines,
+    merge_parts,
+    part_name,
+    part_paths,
     read_request_file,
     read_requests,
+    read_run_file,
     warn,
 )
 
@@ -46,8 +50,12 @@ __all__ = [
     "RequestFile",
     "RequestLog",
     "RequestRecord",
+    "merge_parts",
+    "part_name",
+    "part_paths",
     "read_request_file",
     "read_requests",
+    "read_run_file",
 ]
 
 INT64, INT32, INT8, FLOAT, TEXT, BOOL = "int64", "int32", "int8", "float64", "string", "bool"
@@ -80,7 +88,7 @@ ENGINE_REQUEST_COLUMNS = {
 TELEMETRY_COLUMNS = {
     "t_ns": INT64,
     **dict.fromkeys(("server_cpu_pct", "server_rss_mb", "client_cpu_pct", "client_rss_mb"), FLOAT),
-    **dict.fromkeys(("gpu_util_pct", "gpu_memory_gb", "gpu_power_w"), FLOAT),
+    **dict.fromkeys(("gpu_util_pct", "gpu_memory_gb", "gpu_power_w", "gpu_energy_j"), FLOAT),
 }
 CHUNK_COLUMNS = {"id": TEXT, "attempt": INT64, "k": INT32, "t_ns": INT64, "tokens": INT32}
 REQUEST_COLUMNS = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
@@ -18,6 +19,7 @@ from typing import Any
 import orjson
 
 SCHEMA_VERSION = 1
+REQUESTS = "requests.jsonl"
 OUTCOMES = ("completed", "failed", "timed_out", "rejected", "cancelled", "cut_off")
 TOKEN_SOURCES = ("usage", "ids", "retokenised")
 
@@ -122,7 +124,7 @@ class RequestLog:
         except OSError as exc:
             raise RecordsWriteError(self.path, exc) from exc
         self._size = 0
-        self._line({"type": "header", "schema_version": SCHEMA_VERSION, "run": run, "t0_ns": t0_ns})
+        self._write(_header(run, t0_ns))
 
     def append(self, record: RequestRecord) -> None:
         """Raises RecordsWriteError when the disk takes no more."""
@@ -131,7 +133,8 @@ class RequestLog:
 
     def set_tokens(self, record_id: str, attempt: int, output_tokens: int) -> None:
         """A count known only after the run (the whole text retokenised): readers put it in the record."""
-        self._line({"type": "tokens", "id": record_id, "attempt": attempt, "output_tokens": output_tokens})
+        line = {"type": "tokens", "id": record_id, "attempt": attempt, "output_tokens": output_tokens}
+        self._write(_line(line))
 
     def close(self) -> None:
         """Write the footer. Closing twice does nothing; after a write error no footer is written."""
@@ -139,12 +142,9 @@ class RequestLog:
             return
         try:
             if self.error is None:
-                self._line({"type": "footer", "records": self.records})
+                self._write(_footer(self.records))
         finally:
             self._file.close()
-
-    def _line(self, value: dict[str, Any]) -> None:
-        self._write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
 
     def _write(self, line: bytes) -> None:
         if self.error is not None:
@@ -205,9 +205,89 @@ def read_request_file(path: str | os.PathLike[str]) -> RequestFile:
     return RequestFile(str(header["run"]), int(header["t0_ns"]), list(rows.values()), closed, dropped)
 
 
+def read_run_file(run_dir: str | os.PathLike[str]) -> RequestFile:
+    """The client's records of a run: requests.jsonl, or the parts of its workers as a kill left them before
+    they were merged. Both give the same records in the same order. Raises RecordsError and
+    FileNotFoundError."""
+    folder = Path(run_dir)
+    parts = part_paths(folder)
+    if (folder / REQUESTS).exists() or not parts:
+        return read_request_file(folder / REQUESTS)  # it is put in its place whole: parts beside it are in it
+    files: list[RequestFile] = []
+    empty: list[RecordsError] = []
+    for path in parts:
+        try:
+            files.append(read_request_file(path))
+        except RecordsError as error:  # its worker died before it had written anything
+            empty.append(error)
+    if not files:
+        raise empty[0]
+    records = {(r.id, r.attempt): r for file in files for r in file.records}
+    return RequestFile(
+        files[0].run,
+        files[0].t0_ns,
+        sorted(records.values(), key=_by_end),
+        closed=not empty and all(file.closed for file in files),
+        dropped=sum(file.dropped for file in files),
+    )
+
+
 def read_requests(run_dir: str | os.PathLike[str]) -> list[RequestRecord]:
     """The client's records of a run, in the order in which the requests ended. Raises RecordsError."""
-    return read_request_file(Path(run_dir) / "requests.jsonl").records
+    return read_run_file(run_dir).records
+
+
+def merge_parts(run_dir: str | os.PathLike[str], *, missing: Iterable[RequestRecord] = ()) -> None:
+    """Make one requests.jsonl, with its footer, of what the workers left and of `missing`, records that none
+    of them wrote. It appears whole or not at all; then the parts go. Raises RecordsWriteError, and then the
+    parts stay as they are."""
+    folder = Path(run_dir)
+    file = read_run_file(folder)
+    whole, partial = folder / REQUESTS, folder / f"{REQUESTS}.partial"
+    records = sorted([*file.records, *missing], key=_by_end)
+    try:
+        with open(partial, "wb") as out:
+            out.write(_header(file.run, file.t0_ns))
+            out.writelines(record.to_json() for record in records)
+            out.write(_footer(len(records)))
+        os.replace(partial, whole)
+    except OSError as exc:
+        partial.unlink(missing_ok=True)
+        raise RecordsWriteError(whole, exc) from exc
+    for path in part_paths(folder):
+        path.unlink(missing_ok=True)
+
+
+def part_name(number: int, of: int) -> str:
+    """The file that worker `number` (from 0) of `of` writes: one worker needs no merging."""
+    return REQUESTS if of == 1 else f"requests.{number}.jsonl"
+
+
+def part_paths(folder: Path) -> list[Path]:
+    """The parts in a run directory, in the order of their workers."""
+    numbered = [(int(m[1]), path) for path in folder.glob("requests.*.jsonl") if (m := _PART(path.name))]
+    return [path for _, path in sorted(numbered)]
+
+
+_PART = re.compile(r"requests\.(\d+)\.jsonl").fullmatch
+
+
+def _by_end(record: RequestRecord) -> tuple[bool, int, str, int]:
+    """In order of their ends, then those that never were under way."""
+    moment = record.intended_ns if record.end_ns is None else record.end_ns
+    return record.end_ns is None, moment, record.id, record.attempt
+
+
+def _header(run: str, t0_ns: int) -> bytes:
+    return _line({"type": "header", "schema_version": SCHEMA_VERSION, "run": run, "t0_ns": t0_ns})
+
+
+def _footer(records: int) -> bytes:
+    return _line({"type": "footer", "records": records})
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def json_lines(path: Path) -> Iterable[tuple[int, dict[str, Any] | None]]:

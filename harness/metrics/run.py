@@ -85,7 +85,7 @@ def load_run(run_dir: str | Path) -> Run:
         return value
 
     meta = read("meta.json", records.read_meta, {})
-    file = read("requests.jsonl", lambda d: records.read_request_file(d / "requests.jsonl"), None)
+    file = read("requests.jsonl", records.read_run_file, None)
     if not isinstance(meta.get("t0_ns"), int):
         meta = {**meta, "t0_ns": file.t0_ns if file is not None else 0}
     for name in META_PARTS:

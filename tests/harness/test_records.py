@@ -260,6 +260,71 @@ def test_a_log_never_overwrites_another(tmp_path: Path) -> None:
         RequestLog(tmp_path / "requests.jsonl", run="run", t0_ns=5)
 
 
+def test_parts_and_the_file_they_are_merged_into_read_alike(tmp_path: Path) -> None:
+    rows = [replace(RECORD, id=f"r{i}", end_ns=100 - i) for i in range(4)]
+    rows += [replace(RECORD, id="r1", attempt=2, end_ns=200), replace(RECORD, id="r9", end_ns=None)]
+    for number in (2, 10):
+        log = RequestLog(tmp_path / records.part_name(number, 11), run="run", t0_ns=T0)
+        for row in rows[number // 10 :: 2]:
+            log.append(row)
+        log.close()
+    (tmp_path / "requests.old.jsonl").write_bytes(b"not ours")
+    assert [p.name for p in records.part_paths(tmp_path)] == ["requests.2.jsonl", "requests.10.jsonl"]
+    before = records.read_run_file(tmp_path)
+    assert [r.id for r in before.records] == ["r3", "r2", "r1", "r0", "r1", "r9"]
+    assert (before.run, before.t0_ns, before.closed, before.dropped) == ("run", T0, True, 0)
+    records.merge_parts(tmp_path)
+    assert records.read_run_file(tmp_path) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["requests.jsonl", "requests.old.jsonl"]
+    # Killed between the rename and the removal: what is merged stands.
+    (tmp_path / "requests.2.jsonl").write_bytes(b"rest")
+    assert records.read_run_file(tmp_path) == before
+
+
+def test_parts_as_kills_leave_them(tmp_path: Path) -> None:
+    for number in range(3):
+        log = RequestLog(tmp_path / records.part_name(number, 3), run="run", t0_ns=T0)
+        log.append(replace(RECORD, id=f"r{number}", end_ns=number))
+        log.close()
+    torn = tmp_path / "requests.1.jsonl"
+    torn.write_bytes(torn.read_bytes()[:-80])  # in the middle of its record, so no footer either
+    with pytest.warns(RecordsWarning, match=r"requests\.1\.jsonl: line 2"):
+        file = records.read_run_file(tmp_path)
+    assert ([r.id for r in file.records], file.closed, file.dropped) == (["r0", "r2"], False, 1)
+    torn.write_bytes(b"")
+    file = records.read_run_file(tmp_path)
+    assert ([r.id for r in file.records], file.closed) == (["r0", "r2"], False)
+    lost = replace(RECORD, id="r1", end_ns=None, outcome="cut_off", reason="not_recorded")
+    records.merge_parts(tmp_path, missing=[lost])
+    file = records.read_run_file(tmp_path)
+    assert ([r.id for r in file.records], file.closed) == (["r0", "r2", "r1"], True)
+    assert file.records[-1] == lost
+
+
+def test_parts_without_a_header_are_no_record(tmp_path: Path) -> None:
+    (tmp_path / "requests.0.jsonl").write_bytes(b"")
+    with pytest.raises(RecordsError, match="no header line"):
+        records.read_run_file(tmp_path)
+
+
+def test_a_merge_that_the_disk_refuses_leaves_the_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        log = RequestLog(tmp_path / records.part_name(number, 2), run="run", t0_ns=T0)
+        log.append(replace(RECORD, id=f"r{number}"))
+        log.close()
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(RecordsWriteError, match="No space left"):
+        records.merge_parts(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["requests.0.jsonl", "requests.1.jsonl"]
+    assert len(records.read_requests(tmp_path)) == 2
+
+
 def step_batches() -> list[pa.RecordBatch]:
     schema = records._schema(STEP_COLUMNS)
     row: dict[str, Any] = dict.fromkeys(STEP_COLUMNS, 1) | {"ids": [7, 8], "tokens": [1, 2], "kind": [0, 1]}
