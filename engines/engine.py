@@ -25,7 +25,7 @@ from engines.request import Output, Request
 from engines.schedulers import build as build_scheduler
 from engines.sequence import Sequence, Status
 from engines.stats import Occupancy, Stats
-from engines.step_log import RequestRecord, StepLog
+from engines.step_log import Ending, RequestRecord, StepLog
 
 
 class Runner(Protocol):
@@ -296,6 +296,21 @@ class Engine:
 
     def stats(self) -> Stats:
         return Stats(**asdict(self.counters), **asdict(self._occupancy()))
+
+    def end(self) -> Ending:
+        """The last call: nobody waits for an answer any more, so what is still under way is aborted. With
+        nothing left to do, no sequence and no block may be left either; what is, has leaked."""
+        under_way = len(self._live)
+        for seq_id in list(self._live):
+            self.abort(seq_id)
+        self._outbox.clear()
+        try:
+            self.check_integrity()
+            integrity = "ok"
+        except IntegrityError as error:
+            integrity = str(error)
+        now = self._occupancy()
+        return Ending(to_ns(self.clock()), under_way, **asdict(now), integrity=integrity)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every sequence is in one place and every block is accounted for."""

@@ -1,9 +1,10 @@
-"""What the engine writes down: a row for every iteration, a line for every request that leaves.
+"""What the engine writes down: a row for every iteration, a line for every request that leaves, its own end.
 
-`steps.arrow` is an Arrow IPC stream, `engine_requests.jsonl` has an object a line; docs/architecture.md lists
-the columns. Both are appended when a second has passed and whenever the engine falls idle, by write()
-straight to the system, so kill -9 loses a second at most. A stream that was cut off is read batch by batch
-until the reader raises ArrowInvalid or OSError: that needs pyarrow alone, `read_steps` shows how."""
+`steps.arrow` is an Arrow IPC stream, `engine_requests.jsonl` has an object a line, `engine_end.json` is one
+object of an engine that came to its end; docs/architecture.md lists the columns. The first two are appended
+when a second has passed and whenever the engine falls idle, by write() straight to the system, so kill -9
+loses a second at most. A stream that was cut off is read batch by batch until the reader raises ArrowInvalid
+or OSError: that needs pyarrow alone, `read_steps` shows how."""
 
 from __future__ import annotations
 
@@ -78,6 +79,20 @@ class RequestRecord:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The engine when it had nothing left to do and was about to go: `engine_end.json`."""
+
+    at_ns: int  # of the engine's clock
+    aborted: int  # requests that were still under way and were ended for it
+    running: int
+    waiting: int
+    kv_live: int  # blocks
+    kv_cached: int
+    kv_free: int
+    integrity: str  # ok, or what does not add up
+
+
 STEP_SCHEMA = pa.schema(
     [(f.name, pa.list_(_LISTS[f.name]) if f.name in _LISTS else pa.int64()) for f in fields(StepRecord)]
 )
@@ -96,12 +111,13 @@ class _WholeFile(io.FileIO):
 
 
 class StepLog:
-    """Writes the two files of `directory`, which it creates. One thread only. Raises OSError, FileExistsError
+    """Writes the files of `directory`, which it creates. One thread only. Raises OSError, FileExistsError
     where there are records already: two servers, or two runs, must not mix theirs."""
 
     def __init__(self, directory: Path | str) -> None:
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
         self._steps_file = _WholeFile(directory / "steps.arrow", "xb")
         self._requests_file = _WholeFile(directory / "engine_requests.jsonl", "ab")
         self._writer = pa.ipc.new_stream(self._steps_file, STEP_SCHEMA)
@@ -127,6 +143,10 @@ class StepLog:
         if self._lines:
             self._requests_file.write("".join(self._lines).encode())
             self._lines.clear()
+
+    def end(self, ending: Ending) -> None:
+        with _WholeFile(self._directory / "engine_end.json", "wb") as file:
+            file.write(json.dumps(asdict(ending)).encode() + b"\n")
 
     def close(self) -> None:
         """Harmless when repeated."""

@@ -13,7 +13,7 @@ from engines.request import Output, Refused, Request
 from engines.server.channel import Channel
 from engines.server.wire import Abort, Add, Died, Left, Message, Pass, Produced, Refusal, Report
 from engines.stats import Stats
-from engines.step_log import RequestRecord, StepLog, StepRecord
+from engines.step_log import Ending, RequestRecord, StepLog, StepRecord
 
 LAST_WORDS_S = 1.0
 """How long the reason of a failure may wait for a server that is slow to take it."""
@@ -68,6 +68,10 @@ class ReportLog:
     def flush(self) -> None:
         if self._files is not None:
             self._files.flush()
+
+    def end(self, ending: Ending) -> None:
+        if self._files is not None:
+            self._files.end(ending)
 
     def close(self) -> None:
         if self._files is not None:

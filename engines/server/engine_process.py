@@ -184,9 +184,12 @@ def _serve(channel: Channel, start: Start) -> int:
     gc.freeze()  # weights and modules stay for good: no collection has to look at them again
     channel.send(Ready(facts, loaded.tokenizer.description(), engine.stats()))
     failure = EngineLoop(engine, log, channel).run()
+    ending = engine.end() if failure is None else None
     runner.close()
     try:
         log.close()
+        if ending is not None:
+            log.end(ending)
     except OSError as error:
         channel.send(Died(f"--records: cannot be written ({error.strerror or error})"))
         channel.drain(LAST_WORDS_S)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.e2e
 
 FILES = {
     *("meta.json", "config.yaml", "schedule.parquet", "summary.json", "report.html", "server.log"),
-    *("requests.jsonl", "engine_requests.jsonl", "telemetry.jsonl"),
+    *("requests.jsonl", "engine_requests.jsonl", "engine_end.json", "telemetry.jsonl"),
     *("requests.parquet", "chunks.parquet", "steps.parquet", "telemetry.parquet"),
 }
 
@@ -282,7 +282,9 @@ def test_any_openai_server_gets_the_same_load(tmp_path):
     assert about["length_mode"] == "exact"
     assert about["model"] == "tiny"
     assert about["server"] == {}
-    assert {path.name for path in run_dir.iterdir()} == FILES - {"server.log", "engine_requests.jsonl"}
+    assert {path.name for path in run_dir.iterdir()} == FILES - {
+        *("server.log", "engine_requests.jsonl", "engine_end.json")
+    }
     requests = pd.read_parquet(run_dir / "requests.parquet")
     done = requests[requests["outcome"] == "completed"]
     assert len(done) >= 3

@@ -83,6 +83,8 @@ def test_an_end_in_the_middle_of_answers_puts_them_on_record(tmp_path: Path) -> 
         assert started.popen.wait(PATIENCE_S) == 0
     (line,) = (tmp_path / "engine_requests.jsonl").read_text().splitlines()
     assert json.loads(line)["finish_reason"] == "abort"
+    end = json.loads((tmp_path / "engine_end.json").read_text())
+    assert [end[name] for name in ("running", "waiting", "kv_live", "integrity")] == [0, 0, 0, "ok"]
 
 
 def test_records_that_cannot_be_finished_are_said_and_are_no_success(tmp_path: Path) -> None:
