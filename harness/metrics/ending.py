@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-NO_ENDING = "the engine left no engine_end.json: it did not come to its end, or is not one of the reference engines"
+NO_ENDING = "no engine_end.json: the engine did not come to its end, or is not one of the reference engines"
 
 
 def read_ending(run_dir: str | Path) -> dict[str, Any]:
