@@ -6,12 +6,11 @@ the command. Whatever ends a run early (Ctrl-C, a server that dies, a full disk)
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION, put, say
 from harness.conf import UsageError
 from harness.host import HostLock, facts, fingerprint
 from harness.interrupt import Interruption
+from harness.loadgen.stop import Stop
 from harness.plan import check_engine, check_lengths, describe, draw_schedule, pool_tokens
 from harness.server_process import ServerError, ServerProcess
 from harness.target import RunTarget, foreign_target, our_target, prompt_book, warm_up
@@ -80,7 +80,8 @@ class Measurement:
         self._interruption = interruption
         self._server: ServerProcess | None = None
         self._ended_by: str | None = None  # why the load was stopped before its end
-        self._stop: Callable[[], None] | None = None
+        self._stop = Stop()
+        self._loading = False
 
     @contextmanager
     def kept_or_removed(self) -> Iterator[None]:
@@ -147,7 +148,7 @@ class Measurement:
             with Telemetry(
                 self.run_dir / "telemetry.jsonl", t0_ns=t0_ns, server_pid=pid, gpu=gpu
             ) as telemetry:
-                result = asyncio.run(self._load(schedule, prompts, target, t0_ns))
+                result = self._load(schedule, prompts, target, t0_ns)
         finally:
             self._interruption.on_signal = lambda: say("ending the run; once more to leave at once")
         meta |= self._result(result, telemetry)
@@ -179,9 +180,7 @@ class Measurement:
             )
         say(f"warning: a warm-up request failed: {problem}")
 
-    async def _load(
-        self, schedule: Schedule, prompts: PromptBook, target: RunTarget, t0_ns: int
-    ) -> LoadResult:
+    def _load(self, schedule: Schedule, prompts: PromptBook, target: RunTarget, t0_ns: int) -> LoadResult:
         from harness.loadgen import LoadSettings, run_load
         from harness.loadgen.progress import Progress
         from harness.records import RequestLog
@@ -197,31 +196,23 @@ class Measurement:
             timeout_s=load.timeout_s,
             keep_text=self.cfg.output.text,
         )
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def stop_soon() -> None:  # from a signal handler or another thread
-            loop.call_soon_threadsafe(stop.set)
-
-        self._stop = stop_soon
         self._interruption.on_signal = lambda: self._end_early("interrupted")
-        if self._ended_by is not None:  # the server died just now
-            stop.set()
+        self._loading = True
         log = RequestLog(self.run_dir / "requests.jsonl", run=self.run_dir.name, t0_ns=t0_ns)
         try:
             with Progress() as progress:
-                return await run_load(
-                    schedule,
+                return run_load(
+                    schedule.requests,
                     prompts,
                     target.load,
                     settings,
                     log,
                     t0_ns=t0_ns,
-                    stop=stop,
+                    stop=self._stop,
                     on_event=progress if progress.enabled else None,
                 )
         finally:
-            self._stop = None
+            self._loading = False
             log.close()
 
     def _server_died(self, code: int) -> None:
@@ -232,9 +223,9 @@ class Measurement:
     def _end_early(self, reason: str) -> None:
         if self._ended_by is None:
             self._ended_by = reason
-        if self._stop is not None:
+        if self._loading:
             say(f"{reason}; keeping what was measured")
-            self._stop()
+        self._stop.set(reason)
 
     def _meta(self, target: RunTarget, schedule: Schedule, started_at: str) -> dict[str, Any]:
         """meta.json as it stands before the load."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -86,7 +85,7 @@ def prompt_book(target: RunTarget, seed: int) -> PromptBook:
 def warm_up(target: RunTarget, prompts: PromptBook, folder: Path) -> str | None:
     """A few small requests through the whole path, so that the first measured one does not pay for what
     happens once (allocations, kernels, connections). Nothing is kept. Returns what went wrong as a line."""
-    from harness.loadgen import LoadSettings, run_load
+    from harness.loadgen import LoadSettings, Stop, run_load
     from harness.records import RequestLog, read_requests
 
     log_folder = folder / "warmup"
@@ -95,11 +94,9 @@ def warm_up(target: RunTarget, prompts: PromptBook, folder: Path) -> str | None:
     settings = LoadSettings(run_id=WARM_UP_RUN, timeout_s=WARM_UP_TIMEOUT_S)
     schedule = warm_up_schedule(target.max_model_len)
     try:
-        asyncio.run(
-            run_load(
-                schedule, prompts, target.load, settings, log, t0_ns=time.monotonic_ns(), stop=asyncio.Event()
-            )
-        )
+        with Stop() as stop:
+            t0_ns = time.monotonic_ns()
+            run_load(schedule.requests, prompts, target.load, settings, log, t0_ns=t0_ns, stop=stop)
         log.close()
         bad = [record for record in read_requests(log_folder) if record.outcome != "completed"]
     finally:

@@ -2,13 +2,13 @@
 
 from harness.loadgen.run import run_load
 from harness.loadgen.settings import LoadError, LoadResult, LoadSettings, Target
-from harness.loadgen.transport import TransportError
+from harness.loadgen.stop import Stop
 
 __all__ = [
     "LoadError",
     "LoadResult",
     "LoadSettings",
+    "Stop",
     "Target",
-    "TransportError",
     "run_load",
 ]

@@ -115,9 +115,3 @@ class Bodies:
             self._overtaken.discard(key)
         else:
             self._ready[key] = self._build(request, attempt)
-
-    def take(self) -> bytes:
-        """The body of the next request in the order of the schedule."""
-        if not self._ready:
-            self.prepare()
-        return self._ready.pop(next(iter(self._ready)))

@@ -49,8 +49,8 @@ class Call:
         self._set_deadline()
 
     def on_send(self, now_ns: int) -> None:
-        """The request is handed to the socket."""
-        if self.verdict is None:
+        """The request is handed to the socket. After a redirect it is so again: the first time counts."""
+        if self.verdict is None and self.send_ns is None:
             self.send_ns = now_ns
 
     def on_headers(self, now_ns: int, status: int, content_type: str) -> None:
@@ -103,6 +103,10 @@ class Call:
         """The run ends before the call does."""
         if self.verdict is None:
             self._hang_up(now_ns, Verdict("cut_off", "not_sent" if self.send_ns is None else "in_flight"))
+
+    def never_sent(self, reason: str) -> None:
+        """The request will not be dispatched. reason: not_sent, session_ended or shed."""
+        self._end(0, Verdict("cut_off", reason))
 
     def record(self, t0_ns: int, *, keep_text: bool, final: bool) -> RequestRecord:
         """The call as a line of requests.jsonl; times count from t0_ns. Only after it has ended. final: no

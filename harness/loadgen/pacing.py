@@ -1,19 +1,12 @@
-"""When requests leave: on absolute times (open loop), or as places come free (closed loop).
-
-Open loop: no arrival depends on another one, on an answer, or on how late the client was. A late arrival
-leaves at once and keeps its intended time, so nothing drifts and nothing is forfeited."""
+"""Waiting for absolute times in an event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import ctypes.util
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-
-from workloads.schedule import ScheduledRequest
 
 NS = 1_000_000_000
 SPIN_NS = 100_000
@@ -22,60 +15,6 @@ late but never early."""
 PREPARE_MARGIN_NS = 3_000_000
 """Bodies are built ahead only while the next arrival is further away than this."""
 
-Launch = Callable[[ScheduledRequest, int], "asyncio.Task[None]"]
-"""Start one request with its intended time, CLOCK_MONOTONIC ns; the task ends when the request has ended."""
-
-
-async def open_loop(
-    requests: Sequence[ScheduledRequest], *, t0_ns: int, launch: Launch, prepare: Callable[[], bool]
-) -> None:
-    """Launch every request at t0 + arrival_s. prepare: build something ahead; False when there is nothing
-    left."""
-    with Alarm() as alarm:
-        for request in requests:
-            intended_ns = t0_ns + round(request.arrival_s * NS)
-            while intended_ns - time.monotonic_ns() > PREPARE_MARGIN_NS and prepare():
-                await asyncio.sleep(0)
-            await alarm.until(intended_ns)
-            launch(request, intended_ns)
-
-
-async def closed_loop(
-    requests: Sequence[ScheduledRequest],
-    *,
-    t0_ns: int,
-    concurrency: int,
-    duration_s: float | None,
-    launch: Launch,
-    prepare: Callable[[], bool],
-) -> int:
-    """`concurrency` places. A request's intended time is the moment at which its place came free, so a slow
-    answer holds back nobody but the next one in its own place. Returns how many requests were launched."""
-    end_ns = None if duration_s is None else t0_ns + round(duration_s * NS)
-    waiting: Iterator[ScheduledRequest] = iter(requests)
-    launched = 0
-
-    async def place() -> None:
-        nonlocal launched
-        free_ns = t0_ns
-        while end_ns is None or free_ns < end_ns:
-            request = next(waiting, None)
-            if request is None:
-                return
-            launched += 1
-            task = launch(request, free_ns)
-            prepare()
-            await asyncio.shield(task)
-            free_ns = time.monotonic_ns()
-
-    for _ in range(concurrency):
-        if not prepare():
-            break
-    with Alarm() as alarm:
-        await alarm.until(t0_ns)
-    await asyncio.gather(*(place() for _ in range(concurrency)))
-    return launched
-
 
 class Alarm:
     """Waits for absolute CLOCK_MONOTONIC times, to about 0.1 ms: asyncio's own timers round up to whole
@@ -83,7 +22,7 @@ class Alarm:
 
     def __init__(self) -> None:
         self._fd = _timerfd_create()
-        self._due: asyncio.Future[None] | None = None
+        self._due: asyncio.Future[bool] | None = None
 
     def __enter__(self) -> Alarm:
         if self._fd is not None:
@@ -95,27 +34,50 @@ class Alarm:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)
 
-    async def until(self, target_ns: int) -> None:
-        """Return at target_ns or as soon after it as possible, never before. A time that has passed still
-        lets the event loop run once, so that a burst cannot starve the reading of answers."""
+    async def until(self, target_ns: int | None) -> bool:
+        """True: it is target_ns, or as little later as possible; never before. False: wake() came first. None
+        waits for wake() alone. A time that has passed still lets the event loop run once, so that a burst
+        cannot starve the reading of answers."""
+        if target_ns is None:
+            return await self._sleep(None)
         early_ns = target_ns - SPIN_NS
         if early_ns <= time.monotonic_ns():
             await asyncio.sleep(0)
-        elif self._fd is None:
-            await asyncio.sleep((early_ns - time.monotonic_ns()) / NS)
-        else:
-            self._due = asyncio.get_running_loop().create_future()
-            _timerfd_settime(self._fd, early_ns)
-            await self._due
+        while early_ns > time.monotonic_ns():
+            if not await self._sleep(early_ns):
+                return False
         while time.monotonic_ns() < target_ns:
             pass
+        return True
+
+    def wake(self) -> None:
+        """End the waiting that is under way."""
+        if self._due is not None and not self._due.done():
+            self._due.set_result(False)
+
+    async def _sleep(self, early_ns: int | None) -> bool:
+        loop = asyncio.get_running_loop()
+        self._due = loop.create_future()
+        timer: asyncio.TimerHandle | None = None
+        if early_ns is not None and self._fd is not None:
+            _timerfd_settime(self._fd, early_ns)
+        elif early_ns is not None:
+            timer = loop.call_later((early_ns - time.monotonic_ns()) / NS, self._ring)
+        try:
+            return await self._due
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._due = None
 
     def _ring(self) -> None:
-        assert self._fd is not None
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._fd, 8)
+        if self._fd is not None:
+            try:
+                os.read(self._fd, 8)
+            except BlockingIOError:  # it was set anew since it rang
+                return
         if self._due is not None and not self._due.done():
-            self._due.set_result(None)
+            self._due.set_result(True)
 
 
 class _Timespec(ctypes.Structure):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import resource
@@ -10,49 +9,76 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from harness.loadgen.bodies import AHEAD, Bodies, Prompts, path_of
-from harness.loadgen.client import Call
-from harness.loadgen.pacing import closed_loop, open_loop
-from harness.loadgen.settings import LoadResult, LoadSettings, Target
-from harness.loadgen.transport import AiohttpTransport, Transport
-from harness.loadgen.watch import Lifeline, LoopLag
+from harness.loadgen.call import Call
+from harness.loadgen.dispatch import Dispatcher, Due
+from harness.loadgen.settings import BackendReport, LoadError, LoadResult, LoadSettings, Target
+from harness.loadgen.stop import Stop
+from harness.loadgen.watch import Lifeline
 from harness.records import OUTCOMES, RecordsWriteError, RequestLog, RequestRecord
-from workloads.schedule import Schedule, ScheduledRequest
+from workloads.schedule import ScheduledRequest
 
 OnEvent = Callable[[str, RequestRecord | None], None]
-"""("scheduled", None) per request before the load, ("sent", None) at its launch,
-("ended", record) at its end."""
+"""("scheduled", None) per request before the load, ("sent", None) when an attempt is launched, ("ended",
+record) at the end of a request, ("retried", None) at the end of an attempt that is not its last."""
 
-STOP_GRACE_S = 1.5
+DROPS_AT_ONCE = 16
+"""Records of requests that will never be sent, written beside that of an answer: no pile of them may hold up
+the reading."""
 MAX_FILES = 65536
 
 
-async def run_load(
-    schedule: Schedule,
+def run_load(
+    requests: Sequence[ScheduledRequest],
     prompts: Prompts,
     target: Target,
     settings: LoadSettings,
     log: RequestLog,
     *,
     t0_ns: int,
-    stop: asyncio.Event,
+    stop: Stop,
     on_event: OnEvent | None = None,
-    transport: Transport | None = None,
 ) -> LoadResult:
     """Send the schedule, wait for what is under way, close the log. t0_ns: CLOCK_MONOTONIC, at which
     arrival 0 leaves. When `stop` is set the load ends within 2 s: what is under way becomes
     cut_off/in_flight, what has not left cut_off/not_sent. Raises nothing for what a server does; a disk
-    that is full ends the load and is the result's incomplete_reason."""
-    load = _Load(_planned(schedule, settings), prompts, target, settings, log, t0_ns, on_event)
-    load.transport = transport or AiohttpTransport(target.root_url, target.api_key)
+    that is full ends the load and is the result's incomplete_reason. LoadError: a backend that cannot be
+    used here was asked for by name."""
+    backend, notes = choose_backend(target, settings)
+    load = Load(planned(requests, settings), prompts, target, settings, log, t0_ns, stop, on_event)
+    load.notes += notes
+    with _quiet_gc(), _many_files():
+        return load.run(backend)
+
+
+def choose_backend(
+    target: Target, settings: LoadSettings
+) -> tuple[Callable[[Load], BackendReport], list[str]]:
+    """The backend that load.backend asks for, and for "auto" a line when it is not the lean one."""
+    why = "load.backend=aiohttp" if settings.backend == "aiohttp" else _lean_unavailable(target, settings)
+    if why is None:
+        from harness.loadgen.lean import run_lean
+
+        return run_lean, []
+    if settings.backend == "lean":
+        raise LoadError(f"load.backend=lean: {why}; use load.backend=auto")
+    from harness.loadgen.aio import run_aio
+
+    return run_aio, [f"load.backend=auto: aiohttp, since {why}"] if settings.backend == "auto" else []
+
+
+def _lean_unavailable(target: Target, settings: LoadSettings) -> str | None:
+    if settings.trust_env:
+        return "load.trust_env=true asks for the environment's proxies"
     try:
-        with _quiet_gc(), _many_files():
-            return await load.run(stop)
-    finally:
-        await load.transport.close()
+        from harness.loadgen.lean import lean_unavailable
+    except ImportError:
+        return "the lean one cannot be imported here"
+    return lean_unavailable(target)
 
 
-class _Load:
-    """The state of one load: which calls are under way, how the ended ones ended."""
+class Load:
+    """One load as its backend sees it: what is due, with which body, and who is told that a call has ended.
+    And its books: which calls are under way, how the ended ones ended."""
 
     def __init__(
         self,
@@ -62,189 +88,185 @@ class _Load:
         settings: LoadSettings,
         log: RequestLog,
         t0_ns: int,
+        stop: Stop,
         on_event: OnEvent | None,
     ) -> None:
-        self.requests = requests
+        self.target = target
         self.settings = settings
-        self.log = log
         self.t0_ns = t0_ns
-        self.transport: Transport
-        self.calls: dict[Call, asyncio.Task[None]] = {}
-        self.launched = 0
-        self.sent = 0
-        self.last_send_ns: int | None = None
-        self.counts = dict.fromkeys(OUTCOMES, 0)
-        self.incomplete_reason: str | None = None
-        self.halt = asyncio.Event()
+        self.stop = stop
+        self.path = f"/{path_of(target)}"
+        self.dispatcher = Dispatcher(requests, settings, t0_ns=t0_ns)
+        self.bodies = Bodies(
+            requests, prompts, target, settings.run_id, ahead=max(AHEAD, settings.concurrency or 0)
+        )
         self.notes: list[str] = []
+        self._requests = requests
+        self._log = log
+        self._on_event = on_event
+        self._open: set[Call] = set()
+        self._counts = dict.fromkeys(OUTCOMES, 0)
+        self._sent_attempts = 0
+        self._sent_again: set[str] = set()  # requests of which an attempt that was not the last was sent
+        self._sent = 0
+        self._last_send_ns: int | None = None
+        self._disk_error: str | None = None
         # Our servers count; a guess is no count.
         counts_here = target.dialect == "openai" and target.tokenizer is not None and target.tokenizer.exact
         self._tokenizer = target.tokenizer if counts_here else None
         self._uncounted: list[tuple[str, int, str]] = []  # id, attempt, text: for the count after the run
-        self._path = path_of(target)
-        ahead = max(AHEAD, settings.concurrency or 0)
-        self._bodies = Bodies(requests, prompts, target, settings.run_id, ahead=ahead)
-        self._gate = (
-            asyncio.Semaphore(settings.concurrency)
-            if settings.kind == "open" and settings.concurrency
-            else None
-        )
-        self._on_event = on_event
-        self._lifeline = Lifeline(target.root_url, self.stop)
+        self._lifeline = Lifeline(target.root_url, stop)
 
-    def stop(self, reason: str) -> None:
-        """End the load early; the first reason stands."""
-        if self.incomplete_reason is None:
-            self.incomplete_reason = reason
-        self.halt.set()
+    # What a backend calls.
 
-    async def run(self, stop: asyncio.Event) -> LoadResult:
+    def call(self, due: Due, now_ns: int) -> Call:
+        """Begin an attempt that dispatcher.take() gave."""
+        call = self._call(due)
+        self._open.add(call)
+        self._tell("sent")
+        return call
+
+    def ended(self, call: Call, now_ns: int) -> None:
+        """A call has its verdict: exactly once for each one that was begun."""
+        assert call.verdict is not None
+        self._open.remove(call)
+        ended_ns = now_ns if call.end_ns is None else call.end_ns
+        again = self.dispatcher.ended(call.due, call.verdict, ended_ns, tokens=call.answer.tokens)
+        while (due := self.dispatcher.expected()) is not None:
+            self.bodies.expect(due)
+        if call.broken_by is not None:
+            self._lifeline.suspect()
+        self._record(call, final=not again)
+        self._write_drops(DROPS_AT_ONCE)
+
+    def idle(self, until_ns: int) -> bool:
+        """Do one piece of work that can wait: build a body ahead. About 1 ms for a long prompt, so only call
+        it while until_ns, when something must be done, is a few ms away. False: there was none."""
+        return self.bodies.prepare()
+
+    # The load as a whole.
+
+    def run(self, backend: Callable[[Load], BackendReport]) -> LoadResult:
         cpu_start = time.process_time()
-        lag = LoopLag()
-        for _ in self.requests:
+        for _ in self._requests:
             self._tell("scheduled")
-        helpers = [asyncio.create_task(lag.run()), asyncio.create_task(self._forward(stop))]
         try:
-            await self._drive()
+            report = backend(self)
         finally:
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
-            await self._lifeline.close()
-            load_end_ns = time.monotonic_ns() - self.t0_ns
+            now_ns = time.monotonic_ns()
+            incomplete_reason = self.stop.reason
             cpu_s = time.process_time() - cpu_start
+            self._lifeline.close()
+            unsent = self._account_for_the_rest(now_ns)
             self._close_log()
+        if unsent and incomplete_reason is None:
+            incomplete_reason = f"the load ended before {unsent} of its requests were sent"
+        self._note_a_dry_supply(now_ns)
         return LoadResult(
-            scheduled=self.launched if self._draws_to_time else len(self.requests),
-            sent=self.sent,
-            counts=self.counts,
-            last_send_ns=self.last_send_ns,
-            load_end_ns=load_end_ns,
-            incomplete_reason=self.incomplete_reason,
-            loop_lag_ms=tuple(lag.samples_ms),
+            scheduled=self.dispatcher.scheduled,
+            sent=self._sent,
+            counts=self._counts,
+            last_send_ns=self._last_send_ns,
+            load_end_ns=now_ns - self.t0_ns,
+            incomplete_reason=incomplete_reason or self._disk_error,
+            loop_lag_ms=report.loop_lag_ms,
             cpu_s=cpu_s,
             notes=tuple(self.notes),
+            backend=report.backend,
+            stamps=report.stamps,
+            read_lag_ms=report.read_lag_ms,
+            connections=report.connections,
+            sent_attempts=self._sent_attempts,
+            retried=self.dispatcher.retried,
+            clock_offset_step_ns=report.clock_offset_step_ns,
         )
 
-    async def _drive(self) -> None:
-        """Pace until the schedule is through, wait for the answers; or cut everything off when halted."""
-        halted = asyncio.create_task(self.halt.wait())
-        pacer = asyncio.create_task(self._pace())
-        try:
-            await asyncio.wait({pacer, halted}, return_when=asyncio.FIRST_COMPLETED)
-            while self.calls and not self.halt.is_set():
-                await asyncio.wait({halted, *self.calls.values()}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            pacer.cancel()
-            halted.cancel()
-            under_way = list(self.calls.items())
-            for call, _ in under_way:
-                call.cut_off()
-            if under_way:
-                await asyncio.wait({task for _, task in under_way}, timeout=STOP_GRACE_S)
-            outcome = (await asyncio.gather(pacer, return_exceptions=True))[0]
-        if isinstance(outcome, Exception):
-            raise outcome
-        if self.halt.is_set() and not self._draws_to_time:
-            for request in self.requests[self.launched :]:
-                self._never_sent(request)
+    def _account_for_the_rest(self, now_ns: int) -> int:
+        """Records for what is still under way and for what never left. Returns how many the end of the load
+        kept from leaving."""
+        for call in list(self._open):
+            call.cut_off(now_ns)
+            self.ended(call, now_ns)
+        unsent = 0
+        for due, reason in self.dispatcher.leftovers(now_ns):
+            self._never_sent(due, reason)
+            unsent += reason == "not_sent"
+        return unsent
 
-    @property
-    def _draws_to_time(self) -> bool:
-        """In a closed loop with a duration the schedule is a supply: what was not launched was not due."""
-        return self.settings.kind == "closed" and self.settings.duration_s is not None
-
-    async def _pace(self) -> None:
-        if self.settings.kind == "open":
-            await open_loop(
-                self.requests, t0_ns=self.t0_ns, launch=self._launch, prepare=self._bodies.prepare
-            )
+    def _note_a_dry_supply(self, now_ns: int) -> None:
+        duration_s, spent_s = self.settings.duration_s, (now_ns - self.t0_ns) / 1e9
+        if self.settings.kind != "closed" or duration_s is None or spent_s >= duration_s:
             return
-        assert self.settings.concurrency is not None
-        duration_s = self.settings.duration_s
-        await closed_loop(
-            self.requests,
-            t0_ns=self.t0_ns,
-            concurrency=self.settings.concurrency,
-            duration_s=duration_s,
-            launch=self._launch,
-            prepare=self._bodies.prepare,
-        )
-        spent_s = (time.monotonic_ns() - self.t0_ns) / 1e9
-        if duration_s is not None and self.launched == len(self.requests) and spent_s < duration_s:
+        if self.dispatcher.launched == len(self._requests) and not self.stop.is_set:
             self.notes.append(
-                f"load.duration_s={duration_s:g}: all {self.launched} requests had ended after "
+                f"load.duration_s={duration_s:g}: all {len(self._requests)} requests had ended after "
                 f"{spent_s:.1f} s; draw more"
             )
 
-    def _launch(self, request: ScheduledRequest, intended_ns: int) -> asyncio.Task[None]:
-        call = self._call(request, self._bodies.take(), intended_ns)
-        self.launched += 1
-        task = asyncio.get_running_loop().create_task(call.run(self.transport, self._gate))
-        self.calls[call] = task
-        task.add_done_callback(lambda _: self.calls.pop(call, None))
-        self._tell("sent")
-        return task
-
-    def _never_sent(self, request: ScheduledRequest) -> None:
-        is_open = self.settings.kind == "open"
-        intended_ns = self.t0_ns + round(request.arrival_s * 1e9) if is_open else time.monotonic_ns()
-        self._call(request, b"", intended_ns).cut_off()
-
-    def _call(self, request: ScheduledRequest, body: bytes, intended_ns: int) -> Call:
+    def _call(self, due: Due) -> Call:
         return Call(
-            request,
-            body,
-            path=self._path,
-            intended_ns=intended_ns,
+            due,
             timeout_s=self.settings.timeout_s,
             keep_text=self.settings.keep_text or self._tokenizer is not None,
-            on_end=self._ended,
         )
 
-    def _ended(self, call: Call) -> None:
-        record = call.record(self.t0_ns, keep_text=self.settings.keep_text)
-        self.counts[record.outcome] += 1
+    def _never_sent(self, due: Due, reason: str) -> None:
+        call = self._call(due)
+        call.never_sent(reason)
+        self._record(call, final=True)
+
+    def _write_drops(self, most: int) -> None:
+        for _ in range(most):
+            dropped = self.dispatcher.drop()
+            if dropped is None:
+                return
+            self._never_sent(*dropped)
+
+    def _record(self, call: Call, *, final: bool) -> None:
+        record = call.record(self.t0_ns, keep_text=self.settings.keep_text, final=final)
         if record.send_ns is not None:
-            self.sent += 1
-            self.last_send_ns = max(record.send_ns, self.last_send_ns or record.send_ns)
+            self._sent_attempts += 1
+            self._sent += record.id not in self._sent_again
+            if not final:
+                self._sent_again.add(record.id)
+            self._last_send_ns = max(record.send_ns, self._last_send_ns or record.send_ns)
         if record.output_tokens is None and record.chunk_ns and call.answer.text:
             self._uncounted.append((record.id, record.attempt, call.answer.text))
-        if call.broken_by is not None:
-            self._lifeline.suspect()
         with self._disk():
-            self.log.append(record)
-        self._tell("ended", record)
+            self._log.append(record)
+        if final:
+            self._counts[record.outcome] += 1
+            self._tell("ended", record)
+        else:
+            self._tell("retried")
 
     def _close_log(self) -> None:
         """Count what no server counted, on whole texts, now that nobody is being timed; then the footer."""
         with self._disk():
             if self._tokenizer is not None:
                 for record_id, attempt, text in self._uncounted:
-                    self.log.set_tokens(record_id, attempt, self._tokenizer.count(text))
+                    self._log.set_tokens(record_id, attempt, self._tokenizer.count(text))
         with self._disk():
-            self.log.close()
+            self._log.close()
 
     @contextlib.contextmanager
     def _disk(self) -> Iterator[None]:
         try:
             yield
         except RecordsWriteError as exc:
-            self.stop(str(exc))
-
-    async def _forward(self, stop: asyncio.Event) -> None:
-        await stop.wait()
-        self.stop("interrupted")
+            if self._disk_error is None:
+                self._disk_error = str(exc)
+                self.stop.set(self._disk_error)
 
     def _tell(self, what: str, record: RequestRecord | None = None) -> None:
         if self._on_event is not None:
             self._on_event(what, record)
 
 
-def _planned(schedule: Schedule, settings: LoadSettings) -> Sequence[ScheduledRequest]:
-    """The requests that this load is about: load.requests counts them; in an open loop load.duration_s
-    leaves out those that arrive later."""
-    requests = schedule.requests[: settings.requests]
+def planned(requests: Sequence[ScheduledRequest], settings: LoadSettings) -> Sequence[ScheduledRequest]:
+    """The requests that a load is about: load.requests counts them; in an open loop load.duration_s leaves
+    out those that arrive later."""
+    requests = requests[: settings.requests]
     if settings.kind == "open" and settings.duration_s is not None:
         requests = tuple(r for r in requests if r.arrival_s < settings.duration_s)
     return requests

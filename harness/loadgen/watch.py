@@ -4,15 +4,18 @@ there."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import socket
+import threading
 import time
-from collections.abc import Callable
 from urllib.parse import urlsplit
+
+from harness.loadgen.stop import Stop
 
 SAMPLE_S = 0.05
 PROBE_EVERY_S = 0.25
 PROBE_TIMEOUT_S = 1.0
 DEAD_AFTER_S = 3.0
+CLOSE_S = 0.2
 
 
 class LoopLag:
@@ -33,42 +36,56 @@ class LoopLag:
 
 
 class Lifeline:
-    """Probes a server after an exchange broke; calls on_dead when it has not accepted a connection for 3
-    s."""
+    """Probes a server after an exchange broke, from a thread of its own; stops the load when the server has
+    not accepted a connection for 3 s. The thread is started by the first suspicion and sleeps between
+    them."""
 
-    def __init__(self, base_url: str, on_dead: Callable[[str], None]) -> None:
+    def __init__(self, base_url: str, stop: Stop) -> None:
         parts = urlsplit(base_url)
         self._host = parts.hostname or "127.0.0.1"
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._on_dead = on_dead
-        self._task: asyncio.Task[None] | None = None
+        self._stop = stop
+        self._suspected = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def suspect(self) -> None:
-        """An exchange broke. Starts probing, unless that is under way."""
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._probe())
+        """An exchange broke."""
+        self._suspected.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+            self._thread.start()
 
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    def close(self) -> None:
+        """End the probing. It may still wait for a connection, but stops nothing any more."""
+        self._closing.set()
+        self._suspected.set()
+        if self._thread is not None:
+            self._thread.join(timeout=CLOSE_S)
 
-    async def _probe(self) -> None:
+    def _watch(self) -> None:
+        while self._suspected.wait() and not self._closing.is_set():
+            self._suspected.clear()
+            if not self._comes_back():
+                return
+            self._closing.wait(PROBE_EVERY_S)
+
+    def _comes_back(self) -> bool:
+        """Probe until it accepts (True), or has been away for too long (False: the load was stopped)."""
         since = time.monotonic()
-        while not await self._accepts():
+        while not self._accepts():
+            if self._closing.is_set():
+                return False
             if time.monotonic() - since >= DEAD_AFTER_S:
                 where = f"{self._host}:{self._port}"
-                self._on_dead(f"server unreachable: {where} took no connection for {DEAD_AFTER_S:g} s")
-                return
-            await asyncio.sleep(PROBE_EVERY_S)
+                self._stop.set(f"server unreachable: {where} took no connection for {DEAD_AFTER_S:g} s")
+                return False
+            self._closing.wait(PROBE_EVERY_S)
+        return True
 
-    async def _accepts(self) -> bool:
+    def _accepts(self) -> bool:
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                _, writer = await asyncio.open_connection(self._host, self._port)
-        except (OSError, TimeoutError):
+            socket.create_connection((self._host, self._port), timeout=PROBE_TIMEOUT_S).close()
+        except OSError:
             return False
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
         return True

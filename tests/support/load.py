@@ -9,10 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.loadgen import LoadResult, LoadSettings, Target, run_load
-from harness.loadgen.transport import Transport
+from harness.loadgen import LoadResult, LoadSettings, Stop, Target, run_load
+from harness.loadgen.run import choose_backend
 from harness.records import OUTCOMES, RequestLog, RequestRecord, read_request_file
-from workloads.schedule import Schedule, ScheduledRequest, Segment, request_id
+from workloads.schedule import ScheduledRequest, Segment, request_id
+
+
+def backends() -> list[str]:
+    """The backends that this machine has, by the names of load.backend."""
+    try:
+        from harness.loadgen.lean import lean_unavailable
+    except ImportError:
+        return ["aiohttp"]
+    return ["aiohttp"] if lean_unavailable(Target("http://127.0.0.1:1", "m")) else ["aiohttp", "lean"]
 
 
 class CountingPrompts:
@@ -25,9 +34,10 @@ class CountingPrompts:
 @dataclass(frozen=True)
 class Driven:
     result: LoadResult
-    records: dict[str, RequestRecord]
+    records: dict[str, RequestRecord]  # of each request the one that is final
     t0_ns: int
     closed: bool  # the log has its footer
+    retries: list[RequestRecord]  # attempts that were followed by another one
 
     @property
     def only(self) -> RequestRecord:
@@ -58,37 +68,52 @@ async def drive(
     folder: Path,
     *,
     target: Target | None = None,
-    stop: asyncio.Event | None = None,
+    stop: Stop | None = None,
     on_event: Any = None,
-    transport: Transport | None = None,
     **settings: Any,
 ) -> Driven:
-    """Run the load and read its records back. Checks what must hold in every run: each request of the
-    schedule has exactly one record, and the outcomes add up to the schedule."""
+    """Run the load, in a thread beside the caller's event loop, and read its records back. Checks what must
+    hold in every run: each request of the schedule has exactly one final record, and the outcomes add up to
+    the schedule."""
     path = folder / "requests.jsonl"
     path.unlink(missing_ok=True)
+    wanted, asked = target or Target(base_url, "m"), LoadSettings(run_id="test", **settings)
+    choose_backend(wanted, asked)  # its import comes before the time that counts
     t0_ns = time.monotonic_ns() + 20_000_000
     log = RequestLog(path, run="test", t0_ns=t0_ns)
-    result = await run_load(
-        Schedule(tuple(plan), name="test", seed=0),
+    result = await asyncio.to_thread(
+        run_load,
+        tuple(plan),
         CountingPrompts(),
-        target or Target(base_url, "m"),
-        LoadSettings(run_id="test", **settings),
+        wanted,
+        asked,
         log,
         t0_ns=t0_ns,
-        stop=stop or asyncio.Event(),
+        stop=stop or Stop(),
         on_event=on_event,
-        transport=transport,
     )
+    return driven_from(path, result, t0_ns)
+
+
+def driven_from(path: Path, result: LoadResult, t0_ns: int) -> Driven:
+    """The records of a load that has ended, checked."""
     file = read_request_file(path)
-    records = {record.id: record for record in file.records}
-    assert len(records) == len(file.records) == result.scheduled == sum(result.counts.values())
+    last = [record for record in file.records if record.final]
+    retries = [record for record in file.records if not record.final]
+    records = {record.id: record for record in last}
+    assert len(records) == len(last) == result.scheduled == sum(result.counts.values())
     assert set(result.counts) == set(OUTCOMES)
     for outcome in OUTCOMES:
-        assert result.counts[outcome] == sum(r.outcome == outcome for r in file.records)
+        assert result.counts[outcome] == sum(r.outcome == outcome for r in last)
+    assert result.retried == len(retries)
+    assert result.sent_attempts == sum(r.send_ns is not None for r in file.records)
+    assert result.sent == len({r.id for r in file.records if r.send_ns is not None})
+    for record in retries:
+        later = [r for r in file.records if r.id == record.id and r.attempt == record.attempt + 1]
+        assert [r.intended_ns for r in later] == [record.intended_ns]
     for record in file.records:
         check(record)
-    return Driven(result, records, t0_ns, file.closed)
+    return Driven(result, records, t0_ns, file.closed, retries)
 
 
 def check(record: RequestRecord) -> None:
