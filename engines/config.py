@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-SCHEDULERS = ("static", "continuous", "chunked")
+from engines.plugins import PluginError
+
+VICTIMS = ("newest", "least_urgent")
 RESERVATIONS = ("on_demand", "prompt", "prompt_plus_max_tokens", "max_model_len")
 LONGEST_MS = 1e9
 """The longest wait that a setting may ask for, 11 days: a lock of the system cannot wait for ever longer."""
@@ -40,10 +42,14 @@ class EngineConfig:
     drain: bool = True
     pad_finished: bool = True
     left_pad: bool = True
+    queue: str = "fcfs"
+    victim: str = "newest"
+    policy: Mapping[str, Any] = field(default_factory=dict)
     preempt_every: int | None = None
 
     def __post_init__(self) -> None:
-        _choice("engine.scheduler", self.scheduler, SCHEDULERS)
+        whole_prompts = self._check_policies()
+        _choice("engine.victim", self.victim, VICTIMS)
         _choice("engine.reservation", self.reservation, RESERVATIONS)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
             _positive(name, getattr(self, name))
@@ -71,7 +77,6 @@ class EngineConfig:
             raise ConfigError(
                 f"engine.kv_memory_gb={self.kv_memory_gb}: give a size above 0, or set engine.num_kv_blocks"
             )
-        whole_prompts = self.scheduler in ("static", "continuous")
         if whole_prompts and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"engine.max_num_batched_tokens={self.max_num_batched_tokens} is below engine.max_model_len="
@@ -83,18 +88,47 @@ class EngineConfig:
                 f"{self.max_num_seqs}: every running sequence needs a token in an iteration"
             )
 
+    def _check_policies(self) -> bool:
+        """The files that the names stand for, and the scheduler's own settings. True: whole prompts only."""
+        from engines import queues, schedulers  # they are built from this configuration
+
+        try:
+            setting, name = "engine.queue", self.queue
+            queues.queue_class(name)
+            setting, name = "engine.scheduler", self.scheduler
+            scheduler = schedulers.scheduler_class(name)
+        except PluginError as error:
+            raise ConfigError(f"{setting}={name}: {error}") from None
+        check_policy(self.policy, scheduler.Settings)
+        return scheduler.whole_prompts
+
     @classmethod
     def from_mapping(cls, engine: Mapping[str, Any]) -> EngineConfig:
         """From the `engine` node of the resolved configuration. Raises ConfigError."""
         known = {f.name: str(f.type) for f in fields(cls)}
-        values = {}
+        values: dict[str, Any] = {}
         for key, value in engine.items():
             if key == "kind":
                 continue
             if key not in known:
                 raise ConfigError(f"engine.{key} is not a setting; choose from: {', '.join(sorted(known))}")
-            values[key] = _typed(key, value, known[key])
+            values[key] = dict(value or {}) if key == "policy" else _typed(key, value, known[key])
         return cls(**values)
+
+
+def check_policy(policy: Mapping[str, Any], settings: type[Any]) -> None:
+    """The keys of engine.policy against a scheduler's Settings. Raises ConfigError."""
+    known = {f.name: str(f.type) for f in fields(settings)}
+    values = {}
+    for key, value in policy.items():
+        if key not in known:
+            choice = f"choose from: {', '.join(sorted(known))}" if known else "this scheduler has none"
+            raise ConfigError(f"engine.policy.{key} is not a setting; {choice}")
+        values[key] = _typed(f"policy.{key}", value, known[key])
+    try:
+        settings(**values)
+    except ValueError as error:
+        raise ConfigError(f"engine.policy.{error}") from None
 
 
 def thread_count(threads: int | None) -> int:

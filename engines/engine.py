@@ -110,9 +110,11 @@ class Engine:
             seq_id,
             len(prompt),
             max_tokens,
-            now if arrival is None else arrival,
+            arrived := now if arrival is None else arrival,
             request.priority,
             request.tenant,
+            request.request_class,
+            None if request.deadline_ms is None else arrived + request.deadline_ms / 1e3,
         )
         record = new_record(seq, request)
         self.counters.received += 1

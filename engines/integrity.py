@@ -10,8 +10,8 @@ from engines.sequence import Sequence, Status
 
 
 def check(scheduler: Scheduler, sequences: Iterable[Sequence]) -> None:
-    """Raise IntegrityError unless each sequence is in exactly one place, seats and limits hold, order of
-    arrival is kept, and the blocks are those that the tables and the reservation account for."""
+    """Raise IntegrityError unless each sequence is in exactly one place, seats and limits hold, the queue is
+    in its order, and the blocks are those that the tables and the reservation account for."""
     sequences = list(sequences)
     places = {
         Status.WAITING: list(scheduler.waiting),
@@ -31,9 +31,9 @@ def check(scheduler: Scheduler, sequences: Iterable[Sequence]) -> None:
         if seq.status is Status.FINISHED and seq in placed:
             raise IntegrityError(f"sequence {seq.seq_id} has finished but is still scheduled")
         _check_tokens(scheduler, seq)
-    order = [seq.seq_id for seq in (*scheduler.running, *scheduler.waiting)]
+    order = [scheduler.waiting.key(seq) for seq in scheduler.waiting]
     if order != sorted(order):
-        raise IntegrityError(f"out of the order of arrival: {order}")
+        raise IntegrityError(f"the queue is out of its order: {order}")
     seats = len(scheduler.running) + len(scheduler.ended)
     if seats > scheduler.config.max_num_seqs:
         raise IntegrityError(f"{seats} sequences have seats, max_num_seqs is {scheduler.config.max_num_seqs}")

@@ -29,6 +29,8 @@ class Sequence:
     arrival: float = 0.0  # seconds on the engine's clock
     priority: int = 0  # lower first
     tenant: str = ""
+    request_class: str = ""
+    deadline: float | None = None  # on the engine's clock: when its last token is due
     status: Status = Status.WAITING
     num_tokens: int = -1  # prompt and answer so far
     num_computed: int = 0

@@ -1,31 +1,45 @@
 """What all schedulers share: the seats, the queue, the KV pool, and how a sequence moves between them.
 
-A subclass decides in `schedule` who gets how many tokens of the next iteration. Seats are given to the head
-of the queue and taken from the newest, so `running` followed by `waiting` is always in order of arrival."""
+A subclass decides in `schedule` who gets how many tokens of the next iteration. `running` is in the order in
+which seats were given: to the head of the queue, unless a subclass says otherwise."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from engines.config import EngineConfig
 from engines.kv_pool import BlockPool
 from engines.plan import Plan
-from engines.preemption import RecomputeNewest
-from engines.queue import FcfsQueue
+from engines.preemption import Preemption
+from engines.queues.base import WaitingQueue
 from engines.reservation import Reservation
 from engines.sequence import Sequence, Status
 
 
+@dataclass(frozen=True, slots=True)
+class NoSettings:
+    """A scheduler without settings of its own."""
+
+
 class Scheduler(ABC):
+    whole_prompts: ClassVar[bool] = False  # it never cuts a prompt: the budget must hold the longest
+    Settings: ClassVar[type[Any]] = (
+        NoSettings  # a frozen dataclass: the keys of engine.policy; may raise ValueError
+    )
+
     def __init__(
         self,
         config: EngineConfig,
         pool: BlockPool,
-        waiting: FcfsQueue,
+        waiting: WaitingQueue,
         reservation: Reservation,
-        preemption: RecomputeNewest,
+        preemption: Preemption,
     ) -> None:
         self.config = config
+        self.settings: Any = self.Settings(**config.policy)
         self.pool = pool
         self.waiting = waiting
         self.reservation = reservation
@@ -58,6 +72,10 @@ class Scheduler(ABC):
         self.pool.release(seq.block_table)
         seq.status = Status.FINISHED
 
+    def seated(self) -> Iterator[Sequence]:
+        """The running sequences, first seat first; those that lose their seat meanwhile are left out."""
+        return (seq for seq in list(self.running) if seq.status is Status.RUNNING)
+
     def budget(self, plan: Plan) -> int:
         """Tokens that the iteration may still take."""
         return self.config.max_num_batched_tokens - plan.num_tokens
@@ -79,8 +97,8 @@ class Scheduler(ABC):
         return True
 
     def make_room(self, seq: Sequence, num_tokens: int, plan: Plan) -> bool:
-        """KV for `num_tokens` more of a running sequence, at the cost of the newest. False: it was the
-        newest."""
+        """KV for `num_tokens` more of a running sequence, at the cost of those behind it in the order of
+        preemption. False: it was the last of them."""
         while not self.reserve(seq, num_tokens):
             self.free_some(plan)
             if seq.status is not Status.RUNNING:
@@ -94,9 +112,9 @@ class Scheduler(ABC):
         plan.preempted.append(victim)
 
     def preempt(self) -> Sequence:
-        """Take the seat and the KV of the victim; it waits in front of the queue."""
+        """Take the seat and the KV of the victim; it waits again."""
         victim = self.preemption.victim(self.running)
         self.running.remove(victim)
         self.preemption.evict(victim, self.pool)
-        self.waiting.push_front(victim)
+        self.waiting.push(victim)
         return victim

@@ -20,13 +20,13 @@ class ChunkedScheduler(Scheduler):
     def schedule(self, now: float) -> Plan:
         plan = Plan()
 
-        # Victims leave at the tail of the list that we walk, so they are not visited. The budget is at least
-        # the number of seats (EngineConfig): there is a token for every decode, and one for a partial prompt.
-        for seq in self.running:
+        # The budget is at least the number of seats (EngineConfig): there is a token for every decode, and
+        # one for a partial prompt.
+        for seq in self.seated():
             if seq.decoding and self.make_room(seq, 1, plan):
                 plan.add(seq, 1)
 
-        for seq in self.running:
+        for seq in self.seated():
             if not seq.decoding:
                 chunk = self._chunk(seq, plan)
                 if chunk and self.make_room(seq, chunk, plan):

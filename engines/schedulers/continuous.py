@@ -14,11 +14,12 @@ from engines.schedulers.base import Scheduler
 
 
 class ContinuousScheduler(Scheduler):
+    whole_prompts = True
+
     def schedule(self, now: float) -> Plan:
         plan = Plan()
 
-        # Oldest first. Victims leave at the tail of the list that we walk, so they are not visited.
-        for seq in self.running:
+        for seq in self.seated():
             if self.make_room(seq, 1, plan):
                 plan.add(seq, 1)
 

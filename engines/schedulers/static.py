@@ -21,6 +21,8 @@ from engines.sequence import Sequence, Status
 
 
 class StaticScheduler(Scheduler):
+    whole_prompts = True
+
     @property
     def drain(self) -> bool:
         return self.config.drain
@@ -30,8 +32,7 @@ class StaticScheduler(Scheduler):
             return self._prefill(self._next_batch()) if self._ready_at(now) <= now else Plan()
 
         plan = Plan()
-        # Oldest first. Victims leave at the tail of the list that we walk, so they are not visited.
-        for seq in self.running:
+        for seq in self.seated():
             if self.make_room(seq, 1, plan):
                 plan.add(seq, 1)
         for seq in self.ended:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engines.config import SCHEDULERS, ConfigError
+from engines.config import ConfigError
 from engines.request import Output, Refused, Request
-from tests.support.engine_driver import Driver, config
+from tests.support.engine_driver import SCHEDULERS, Driver, config
 from tests.support.mock_runner import answer
 
 

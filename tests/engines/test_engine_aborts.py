@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engines.config import SCHEDULERS
 from engines.request import Output
-from tests.support.engine_driver import Driver, config
+from tests.support.engine_driver import SCHEDULERS, Driver, config
 
 
 @pytest.mark.parametrize(

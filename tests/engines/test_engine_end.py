@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.config import SCHEDULERS
 from engines.step_log import Ending, StepLog
-from tests.support.engine_driver import Driver, config
+from tests.support.engine_driver import SCHEDULERS, Driver, config
 
 Action = tuple[str, int, int]
 actions = st.lists(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engines.config import SCHEDULERS
 from engines.request import SamplingParams
-from tests.support.engine_driver import Driver, config
+from tests.support.engine_driver import SCHEDULERS, Driver, config
 
 
 def test_an_incomplete_batch_waits_for_company() -> None:

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines.config import RESERVATIONS, SCHEDULERS, EngineConfig
+from engines.config import RESERVATIONS, EngineConfig
 from engines.plan import Kind
 from engines.request import Refused, Request, SamplingParams
 from engines.sequence import Status
-from tests.support.engine_driver import Driver, config
+from tests.support.engine_driver import SCHEDULERS, Driver, config
 from tests.support.mock_runner import VOCAB, answer
 
 EOS = range(0, VOCAB, 13)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.queue import FcfsQueue
+from engines.queues.fcfs import FcfsQueue
 from engines.sequence import Sequence
 from tests.support.engine_driver import Driver, config
 

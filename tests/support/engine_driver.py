@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from engines import schedulers
 from engines.config import EngineConfig
 from engines.engine import Engine
 from engines.request import Output, Request
 from engines.step_log import RequestRecord, StepRecord
 from tests.support.mock_runner import MockRunner
+
+SCHEDULERS = tuple(schedulers.names())
 
 
 class Clock:

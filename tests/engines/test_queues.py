@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from engines.queue import FcfsQueue
+from engines.queues.fcfs import FcfsQueue
 from engines.sequence import Sequence, Status
 
 
@@ -16,8 +16,8 @@ def test_first_come_first_served_with_preempted_in_front() -> None:
     queue = FcfsQueue()
     for i in (3, 4, 5):
         queue.push(seq(i))
-    queue.push_front(seq(2))  # victims come newest first, so the oldest of them ends in front
-    queue.push_front(seq(1))
+    queue.push(seq(2))  # victims come newest first, so the oldest of them ends in front
+    queue.push(seq(1))
     assert ids(queue) == [1, 2, 3, 4, 5]
     assert queue.head.seq_id == 1
     assert len(queue) == 5
@@ -39,7 +39,7 @@ def test_only_those_who_never_had_a_seat_are_overdue() -> None:
     queue.push(early)
     queue.push(late)
     preempted.status = Status.PREEMPTED
-    queue.push_front(preempted)
+    queue.push(preempted)
     assert queue.overdue(now=2.9, timeout=2.0) == []
     assert queue.overdue(now=3.0, timeout=2.0) == [early]
     assert queue.overdue(now=9.0, timeout=2.0) == [early, late]

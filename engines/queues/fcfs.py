@@ -1,0 +1,11 @@
+"""First come, first served. A preempted sequence came before everyone who waits: its place is in front."""
+
+from __future__ import annotations
+
+from engines.queues.base import Key, WaitingQueue
+from engines.sequence import Sequence
+
+
+class FcfsQueue(WaitingQueue):
+    def key(self, seq: Sequence) -> Key:
+        return (seq.seq_id,)
