@@ -11,7 +11,7 @@ from typing import Any
 from engines.plugins import PluginError
 
 VICTIMS = ("newest", "least_urgent")
-RESERVATIONS = ("on_demand", "prompt", "prompt_plus_max_tokens", "max_model_len")
+RESERVATIONS = ("on_demand", "prompt", "prompt_plus_max_tokens", "max_model_len", "predicted_peak")
 LONGEST_MS = 1e9
 """The longest wait that a setting may ask for, 11 days: a lock of the system cannot wait for ever longer."""
 
@@ -44,6 +44,7 @@ class EngineConfig:
     left_pad: bool = True
     queue: str = "fcfs"
     victim: str = "newest"
+    kv_watermark: float = 0.0
     policy: Mapping[str, Any] = field(default_factory=dict)
     preempt_every: int | None = None
 
@@ -68,6 +69,10 @@ class EngineConfig:
             raise ConfigError(
                 f"engine.max_queue_delay_ms={self.max_queue_delay_ms}: needs 0 or more, at most "
                 f"{LONGEST_MS:g}"
+            )
+        if not 0 <= self.kv_watermark < 1:
+            raise ConfigError(
+                f"engine.kv_watermark={self.kv_watermark}: needs a share of the pool, from 0 to below 1"
             )
         if self.num_kv_blocks == 1:
             raise ConfigError(
@@ -99,7 +104,7 @@ class EngineConfig:
             scheduler = schedulers.scheduler_class(name)
         except PluginError as error:
             raise ConfigError(f"{setting}={name}: {error}") from None
-        check_policy(self.policy, scheduler.Settings)
+        settings_of(self.policy, scheduler.Settings)
         return scheduler.whole_prompts
 
     @classmethod
@@ -116,8 +121,8 @@ class EngineConfig:
         return cls(**values)
 
 
-def check_policy(policy: Mapping[str, Any], settings: type[Any]) -> None:
-    """The keys of engine.policy against a scheduler's Settings. Raises ConfigError."""
+def settings_of(policy: Mapping[str, Any], settings: type[Any]) -> Any:
+    """The keys of engine.policy as a scheduler's Settings. Raises ConfigError."""
     known = {f.name: str(f.type) for f in fields(settings)}
     values = {}
     for key, value in policy.items():
@@ -126,7 +131,7 @@ def check_policy(policy: Mapping[str, Any], settings: type[Any]) -> None:
             raise ConfigError(f"engine.policy.{key} is not a setting; {choice}")
         values[key] = _typed(f"policy.{key}", value, known[key])
     try:
-        settings(**values)
+        return settings(**values)
     except ValueError as error:
         raise ConfigError(f"engine.policy.{error}") from None
 
@@ -151,10 +156,14 @@ def _typed(key: str, value: Any, kind: str) -> Any:
         "float": isinstance(value, int | float) and not isinstance(value, bool),
         "bool": isinstance(value, bool),
         "str": isinstance(value, str),
+        "tuple[int,": isinstance(value, list | tuple) and all(type(v) is int for v in value),
     }[base]
     if not ok or (base == "float" and not math.isfinite(value)):
         words = {"int": "a whole number", "float": "a finite number", "bool": "true or false", "str": "text"}
+        words["tuple[int,"] = "a list of whole numbers"
         raise ConfigError(f"engine.{key}={value!r}: needs {words[base]}")
+    if base == "tuple[int,":
+        return tuple(value)
     return float(value) if base == "float" else value
 
 

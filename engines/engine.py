@@ -198,6 +198,7 @@ class Engine:
             end = self.clock()
             pad_rows = result.backend_pad_rows
             self._publish(plan, sampled, result, end)
+        self.scheduler.published(plan)
         self._dismiss(end)
         self._force_preemption(sampled)
         self.recorder.passed(plan, tally, occupancy, start, end, pad_rows)
@@ -269,6 +270,8 @@ class Engine:
         if live not in self._ended:
             self._ended.append(live)
         live.record.finish_reason = reason
+        if reason in ("stop", "length"):
+            self.scheduler.reservation.ended(live.seq)
         self.scheduler.finish(live.seq)
 
     def _answer(self, live: _Live, output: Output) -> None:

@@ -2,32 +2,91 @@
 
 The names of the literature: Orca reserves the maximum ("Orca (Max)" of the vLLM paper), Orca's own scheduler
 and TensorRT-LLM's GUARANTEED_NO_EVICT prompt plus limit, Sarathi-Serve the whole prompt, vLLM the next tokens
-only. With the first two, KV cannot run out under a running sequence."""
+only. With the first two, KV cannot run out under a running sequence. `predicted_peak` holds no more than the
+next tokens, but lets nobody in whose future would not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from engines.config import EngineConfig
+from engines.kv_pool import BlockPool
 from engines.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
 class Reservation:
-    name: str
-    ahead: Callable[[Sequence], int]
+    """`ahead` says for how many tokens a sequence holds KV, whatever it has computed."""
+
+    def __init__(self, name: str, ahead: Callable[[Sequence], int]) -> None:
+        self.name = name
+        self._ahead = ahead
 
     def tokens(self, seq: Sequence, computed: int) -> int:
         """Tokens that the block table must have room for, once `computed` tokens of the sequence are."""
-        return max(computed, self.ahead(seq))
+        return max(computed, self._ahead(seq))
 
     def most(self, seq: Sequence) -> int:
         """The most it will ever hold. If the pool has less, the sequence can never run."""
         return self.tokens(seq, seq.prompt_len + seq.max_tokens)
 
+    def admits(self, seq: Sequence, running: Iterable[Sequence], pool: BlockPool) -> bool:
+        """Whether `seq` may join the running ones, as far as their future is concerned."""
+        return True
+
+    def ended(self, seq: Sequence) -> None:
+        """An answer has ended by itself."""
+
+
+class PredictedPeak(Reservation):
+    """lightllm (Past-Future scheduler, arXiv 2507.10150): admit while the predicted peak of memory fits.
+
+        left_i  how many tokens i will still produce: answers that ended lately and were longer than what i
+                has produced already say how long; their `quantile` is taken; its own limit while unknown
+        sort by left, longest first: when i ends, i + 1 sequences are still there, each left_i tokens longer
+        peak = max over i of  left_i * (i + 1) + sum of what the first i + 1 have now
+
+    A wrong prediction costs a preemption. The paper draws the lengths at random, here they are a quantile:
+    the same requests give the same batches."""
+
+    WINDOW = 1000
+    QUANTILE = 0.9
+    LEAST = 16  # fewer ended answers say nothing
+
+    def __init__(self) -> None:
+        super().__init__("predicted_peak", lambda seq: 0)
+        self._latest: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def ended(self, seq: Sequence) -> None:
+        length = seq.num_tokens - seq.prompt_len
+        self._latest.append(length)
+        insort(self._sorted, length)
+        if len(self._latest) > self.WINDOW:
+            self._sorted.remove(self._latest.popleft())
+
+    def left(self, seq: Sequence) -> int:
+        """Tokens that it is expected to produce yet, at least 1."""
+        produced = seq.num_tokens - seq.prompt_len
+        longer = self._sorted[bisect_right(self._sorted, produced) :]
+        length = seq.max_tokens
+        if len(self._sorted) >= self.LEAST and longer:
+            length = min(length, longer[int(self.QUANTILE * (len(longer) - 1))])
+        return max(1, length - produced)
+
+    def admits(self, seq: Sequence, running: Iterable[Sequence], pool: BlockPool) -> bool:
+        everyone = sorted(((self.left(s), s.num_tokens) for s in [*running, seq]), reverse=True)
+        have = peak = 0
+        for count, (left, tokens) in enumerate(everyone, start=1):
+            have += pool.blocks_for(tokens) * pool.block_size
+            peak = max(peak, left * count + have)
+        return len(everyone) == 1 or peak <= pool.usable * pool.block_size
+
 
 def build(config: EngineConfig) -> Reservation:
+    if config.reservation == "predicted_peak":
+        return PredictedPeak()
     ahead: dict[str, Callable[[Sequence], int]] = {
         "on_demand": lambda seq: 0,
         "prompt": lambda seq: seq.num_tokens,  # of a preempted sequence: its answer so far as well

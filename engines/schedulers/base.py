@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from engines.config import EngineConfig
+from engines.config import EngineConfig, settings_of
 from engines.kv_pool import BlockPool
 from engines.plan import Plan
 from engines.preemption import Preemption
@@ -39,7 +39,7 @@ class Scheduler(ABC):
         preemption: Preemption,
     ) -> None:
         self.config = config
-        self.settings: Any = self.Settings(**config.policy)
+        self.settings: Any = settings_of(config.policy, self.Settings)
         self.pool = pool
         self.waiting = waiting
         self.reservation = reservation
@@ -63,6 +63,11 @@ class Scheduler(ABC):
 
     def add(self, seq: Sequence) -> None:
         self.waiting.push(seq)
+
+    def published(self, plan: Plan) -> None:
+        """The pass of `plan` is over, and what has ended has left. For rules that count what was done."""
+        for entry in plan.entries:
+            self.waiting.served(entry.seq, entry.num_tokens)
 
     def finish(self, seq: Sequence) -> None:
         """The answer has ended, or nobody wants it any more: seat and KV are free. Harmless when repeated."""
@@ -88,8 +93,13 @@ class Scheduler(ABC):
         return self.pool.grow(seq.block_table, self.reservation.tokens(seq, seq.num_computed + num_tokens))
 
     def admit(self, seq: Sequence, num_tokens: int) -> bool:
-        """Give the head of the queue a seat, if there is KV for its first `num_tokens`."""
-        if not self.reserve(seq, num_tokens):
+        """Give a waiting sequence a seat, if there is KV for its first `num_tokens` and, while others run,
+        the watermark stays free."""
+        wanted = self.reservation.tokens(seq, seq.num_computed + num_tokens)
+        spare = self.pool.num_free - self.pool.missing(seq.block_table, wanted)
+        if self.running and spare < self.config.kv_watermark * self.pool.usable:
+            return False
+        if not self.reservation.admits(seq, self.running, self.pool) or not self.reserve(seq, num_tokens):
             return False
         self.waiting.remove(seq)
         self.running.append(seq)

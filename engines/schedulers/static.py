@@ -15,6 +15,8 @@ read the keys of the pads again, as they do in generate(): padding costs a littl
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from engines.plan import Plan
 from engines.schedulers.base import Scheduler
 from engines.sequence import Sequence, Status
@@ -72,9 +74,9 @@ class StaticScheduler(Scheduler):
 
     def _prefill(self, batch: list[Sequence]) -> Plan:
         plan = Plan()
-        longest = max((seq.remaining for seq in batch), default=0)
-        for seq in batch:
-            self.admit(seq, seq.remaining)
+        joined = list(takewhile(lambda seq: self.admit(seq, seq.remaining), batch))
+        longest = max((seq.remaining for seq in joined), default=0)
+        for seq in joined:
             plan.add(seq, seq.remaining, longest - seq.remaining if self.config.left_pad else 0)
         return plan
 
@@ -95,8 +97,11 @@ class StaticScheduler(Scheduler):
 
     def _ready_at(self, now: float) -> float:
         """When the next batch may start: at once if it is full, else when the oldest has waited enough."""
-        if not self.waiting:
+        if not self.waiting or self._is_full(self._next_batch()):
             return now
-        room_left = len(self._next_batch()) == len(self.waiting) < self.config.max_num_seqs
-        delayed = self.waiting.head.arrival + self.config.max_queue_delay_ms / 1e3
-        return max(now, delayed) if room_left else now
+        oldest = min(seq.arrival for seq in self.waiting)
+        return max(now, oldest + self.config.max_queue_delay_ms / 1e3)
+
+    def _is_full(self, batch: list[Sequence]) -> bool:
+        """Whether company that may still come would have to wait anyway."""
+        return len(batch) < len(self.waiting) or len(batch) == self.config.max_num_seqs

@@ -14,7 +14,7 @@ GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scheduler": "magic"}, "engine.scheduler=magic: choose from chunked, continuous, static"),
+        ({"scheduler": "magic"}, "engine.scheduler=magic: choose from chunked, continuous, dynamic"),
         ({"queue": "lifo"}, "engine.queue=lifo: choose from fcfs"),
         ({"scheduler": "no_such:Thing"}, "engine.scheduler=no_such:Thing: cannot be imported"),
         ({"scheduler": "engines.plan:Plan"}, "engine.scheduler=engines.plan:Plan: is not a subclass of"),
