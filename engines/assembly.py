@@ -19,7 +19,7 @@ Tokens = Callable[[Sequence], "array[int]"]
 
 def ended_position(seq: Sequence, block_size: int, max_model_len: int) -> int:
     """Where the next token of an ended row goes. It moves on as in generate(), but never past the KV that it
-    was given: there it writes its last slot again."""
+    was given: there it writes its last slot again, unless that is a token of its answer."""
     room = min(len(seq.block_table) * block_size, max_model_len)
     return min(seq.num_computed + seq.num_padded, room - 1)
 
@@ -38,6 +38,7 @@ def assemble(
     ids = array("q")
     sampled: list[Entry] = []
     sample_rows: list[int] = []
+    full: list[int] = []  # tokens that are computed and not written
     for entry in plan.entries:
         seq, n, kind, left_pad = entry
         if left_pad:
@@ -49,6 +50,8 @@ def assemble(
         if kind is Kind.ENDED:  # generate() feeds it pads; what it is fed costs the same
             first = ended_position(seq, block_size, max_model_len)
             ids.append(known[-1])
+            if first < seq.num_computed:  # its KV is full, and may be shared
+                full.append(len(ids) - 1)
         else:
             first = seq.num_computed
             ids.extend(known[first : first + n])
@@ -79,6 +82,7 @@ def assemble(
     positions = np.arange(len(ids), dtype=np.int64) - np.repeat(cu_q[:-1] - starts, lens)
     slots = block_table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
     slots[padded[rows]] = -1
+    slots[full] = -1
     batch = RaggedBatch(
         token_ids=np.frombuffer(ids, dtype=np.int64),
         positions=positions,

@@ -10,10 +10,17 @@ from typing import Any
 
 from engines.plugins import PluginError
 
+SALTS = ("none", "tenant")
 VICTIMS = ("newest", "least_urgent")
 RESERVATIONS = ("on_demand", "prompt", "prompt_plus_max_tokens", "max_model_len", "predicted_peak")
 LONGEST_MS = 1e9
 """The longest wait that a setting may ask for, 11 days: a lock of the system cannot wait for ever longer."""
+
+MOST_PER_S = 1e6
+_POSITIVE_OR_NULL = (
+    *("num_kv_blocks", "prefill_chunk_size", "threads", "max_waiting_requests", "max_waiting_tokens"),
+    *("tenant_burst", "preempt_every"),
+)
 
 
 class ConfigError(ValueError):
@@ -36,8 +43,16 @@ class EngineConfig:
     prefill_chunk_size: int | None = None
     threads: int | None = None
     max_waiting_requests: int | None = None
+    max_waiting_tokens: int | None = None
     queue_timeout_ms: float | None = None
+    deadline_admission: bool = False
+    tenant_rate: float | None = None
+    tenant_burst: int | None = None
+    kv_high_watermark: float | None = None
+    kv_reject_watermark: float | None = None
+    stream_idle_timeout_ms: float | None = None
     api_key_env: str | None = None
+    admin_token_env: str | None = None
     max_queue_delay_ms: float = 0.0
     drain: bool = True
     pad_finished: bool = True
@@ -45,6 +60,8 @@ class EngineConfig:
     queue: str = "fcfs"
     victim: str = "newest"
     kv_watermark: float = 0.0
+    prefix_cache: bool = False
+    prefix_cache_salt: str = "none"
     policy: Mapping[str, Any] = field(default_factory=dict)
     preempt_every: int | None = None
 
@@ -52,19 +69,21 @@ class EngineConfig:
         whole_prompts = self._check_policies()
         _choice("engine.victim", self.victim, VICTIMS)
         _choice("engine.reservation", self.reservation, RESERVATIONS)
+        _choice("engine.prefix_cache_salt", self.prefix_cache_salt, SALTS)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
             _positive(name, getattr(self, name))
-        optional = ("num_kv_blocks", "prefill_chunk_size", "threads", "max_waiting_requests", "preempt_every")
-        for name in optional:
+        for name in _POSITIVE_OR_NULL:
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         if self.max_model_len == 1:
             raise ConfigError("engine.max_model_len=1: needs at least 2, for a prompt and an answer")
-        if self.queue_timeout_ms is not None and not 0 < self.queue_timeout_ms <= LONGEST_MS:
-            raise ConfigError(
-                f"engine.queue_timeout_ms={self.queue_timeout_ms}: needs a time above 0, or null; "
-                f"at most {LONGEST_MS:g}"
-            )
+        for name in ("queue_timeout_ms", "stream_idle_timeout_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= LONGEST_MS:
+                raise ConfigError(
+                    f"engine.{name}={value}: needs a time above 0, or null; at most {LONGEST_MS:g}"
+                )
+        self._check_admission()
         if not 0 <= self.max_queue_delay_ms <= LONGEST_MS:
             raise ConfigError(
                 f"engine.max_queue_delay_ms={self.max_queue_delay_ms}: needs 0 or more, at most "
@@ -93,6 +112,27 @@ class EngineConfig:
                 f"{self.max_num_seqs}: every running sequence needs a token in an iteration"
             )
 
+    def _check_admission(self) -> None:
+        if self.tenant_rate is not None and not 0 < self.tenant_rate <= MOST_PER_S:
+            raise ConfigError(
+                f"engine.tenant_rate={self.tenant_rate}: needs requests per second above 0, or null; "
+                f"at most {MOST_PER_S:g}"
+            )
+        if self.tenant_burst is not None and self.tenant_rate is None:
+            raise ConfigError(f"engine.tenant_burst={self.tenant_burst}: needs engine.tenant_rate beside it")
+        for name in ("kv_high_watermark", "kv_reject_watermark"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise ConfigError(
+                    f"engine.{name}={value}: needs a share of the pool above 0, at most 1, or null"
+                )
+        high, reject = self.kv_high_watermark, self.kv_reject_watermark
+        if high is not None and reject is not None and reject < high:
+            raise ConfigError(
+                f"engine.kv_reject_watermark={reject} is below engine.kv_high_watermark={high}: requests "
+                "wait from the high one on and are refused from the reject one on, so it needs at least that"
+            )
+
     def _check_policies(self) -> bool:
         """The files that the names stand for, and the scheduler's own settings. True: whole prompts only."""
         from engines import queues, schedulers  # they are built from this configuration
@@ -117,7 +157,7 @@ class EngineConfig:
                 continue
             if key not in known:
                 raise ConfigError(f"engine.{key} is not a setting; choose from: {', '.join(sorted(known))}")
-            values[key] = dict(value or {}) if key == "policy" else _typed(key, value, known[key])
+            values[key] = dict(value or {}) if key == "policy" else typed(key, value, known[key])
         return cls(**values)
 
 
@@ -129,7 +169,7 @@ def settings_of(policy: Mapping[str, Any], settings: type[Any]) -> Any:
         if key not in known:
             choice = f"choose from: {', '.join(sorted(known))}" if known else "this scheduler has none"
             raise ConfigError(f"engine.policy.{key} is not a setting; {choice}")
-        values[key] = _typed(f"policy.{key}", value, known[key])
+        values[key] = typed(f"policy.{key}", value, known[key])
     try:
         return settings(**values)
     except ValueError as error:
@@ -145,7 +185,8 @@ def thread_count(threads: int | None) -> int:
     return threads or max(1, len(os.sched_getaffinity(0)) - 1)
 
 
-def _typed(key: str, value: Any, kind: str) -> Any:
+def typed(key: str, value: Any, kind: str) -> Any:
+    """`value` as the annotation `kind` has it. Raises ConfigError for engine.<key>."""
     if value is None:
         if "None" in kind:
             return None

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from engines import integrity
-from engines.admission import refusal
+from engines.admission import blocked
 from engines.assembly import assemble, sampling_arrays
 from engines.batch import RaggedBatch, Sampling, StepResult
 from engines.config import ConfigError, EngineConfig
+from engines.gate import Change, Gate
 from engines.kv_pool import BlockPool, IntegrityError
 from engines.plan import Entry, Kind, Plan
 from engines.recorder import Recorder, new_record, to_ns
@@ -50,11 +52,11 @@ class _Live:
     @property
     def state(self) -> str:
         """Where it is, in the words of abort_state."""
-        if self.seq.status in (Status.WAITING, Status.PREEMPTED):
+        if self.seq.status is Status.WAITING:
             return "queued"
         if self.seq.status is Status.RUNNING:
             return "decode" if self.seq.decoding else "prefill"
-        return "held"
+        return "preempted" if self.seq.status is Status.PREEMPTED else "held"
 
 
 class Engine:
@@ -80,7 +82,7 @@ class Engine:
         self.clock = clock
         self.eos_token_ids = frozenset(eos_token_ids)
         self.seed = seed
-        self.pool = BlockPool(num_kv_blocks, config.block_size)
+        self.pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_cache)
         self.scheduler = build_scheduler(config, self.pool)
         needed = self.pool.blocks_for(config.max_model_len)
         if config.reservation == "max_model_len" and needed > self.pool.usable:
@@ -88,12 +90,14 @@ class Engine:
                 f"engine.num_kv_blocks={num_kv_blocks}: reservation=max_model_len needs {needed + 1} "
                 f"for engine.max_model_len={config.max_model_len}"
             )
-        self.recorder = Recorder(step_log)
+        self.recorder = Recorder(step_log, config.prefix_cache)
         self.counters = self.recorder.counters
+        self.gate = Gate(self.scheduler, self.counters)
         self._live: dict[int, _Live] = {}
         self._ended: list[_Live] = []  # the answer has ended, but it or its KV has not left yet
         self._outbox: list[Output] = []
         self._next_id = 0
+        self._runs: deque[str] = deque(maxlen=16)  # that requests have named lately
         self._since_forced = 0
 
     # -- requests come and go --------------------------------------------------------------------------------
@@ -118,14 +122,16 @@ class Engine:
         )
         record = new_record(seq, request)
         self.counters.received += 1
-        refused = refusal(seq, request, self.config, self.scheduler)
-        if refused is not None:
-            self.recorder.refused(record, refused.reason, now, idle=not self.has_work)
-            raise refused
+        decision = self.gate.ask(seq, request, now)
+        if decision.verdict == "reject":
+            self.recorder.refused(record, str(decision.reason), now, idle=not self.has_work)
+            raise decision.refused()
         seed = request.sampling.seed
         if seed is None:
             seed = (self.seed * 1_000_003 + seq_id) & 0x7FFF_FFFF_FFFF_FFFF
-        self._live[seq_id] = _Live(request, seq, prompt, seed, record)
+        live = self._live[seq_id] = _Live(request, seq, prompt, seed, record)
+        self._forget_other_runs(request.label.get("run"))
+        self._name_blocks(live)
         self.scheduler.add(seq)
         return seq_id
 
@@ -140,7 +146,8 @@ class Engine:
         self._end(live, reason)
         if reason == "abort":
             live.record.abort_seen_ns = to_ns(now)
-            live.record.abort_state = "held" if live.seq.status is Status.ENDED else state
+            state = live.record.abort_state = "held" if live.seq.status is Status.ENDED else state
+            self.counters.aborted[state] = self.counters.aborted.get(state, 0) + 1
         self._answer(live, Output(seq_id, (), reason))
         self._dismiss(now)
 
@@ -165,12 +172,14 @@ class Engine:
         """One iteration, and the outputs that may leave after it. What fails in the pass ends the sequences
         in it with finish_reason `error`; the engine goes on. Raises IntegrityError if KV has leaked."""
         now = self.clock()
+        self.config = self.scheduler.config = self.gate.in_force()
         self._expire(now)
         plan = self.scheduler.schedule(now)
         if plan.entries:
             self._iterate(plan, now)
         else:
             self.recorder.waited()
+            self.gate.waited()
         outputs, self._outbox = self._outbox, []
         if not self.has_work:
             self._idle()
@@ -179,15 +188,15 @@ class Engine:
     def _iterate(self, plan: Plan, now: float) -> None:
         tally = self.recorder.planned(plan)
         occupancy = self._occupancy()
+        entered = [e.seq for e in plan.entries if self._live[e.seq.seq_id].record.admitted_ns is None]
         for entry in plan.entries:
-            record = self._live[entry.seq.seq_id].record
-            if record.admitted_ns is None:
-                record.admitted_ns = to_ns(now)
+            self.recorder.scheduled(entry.seq, self._live[entry.seq.seq_id].record, now)
         batch, sampled = assemble(plan, self._tokens, self.config.block_size, self.config.max_model_len)
         sampling = self._sampling(sampled)
         if sampling is not None:
             batch = replace(batch, sampling=sampling)
         pad_rows = 0
+        why = blocked(self.scheduler, plan)
         start = self.clock()
         try:
             result = self.runner.run(batch)
@@ -201,7 +210,8 @@ class Engine:
         self.scheduler.published(plan)
         self._dismiss(end)
         self._force_preemption(sampled)
-        self.recorder.passed(plan, tally, occupancy, start, end, pad_rows)
+        self.gate.passed(entered, why is not None, now, end)
+        self.recorder.passed(plan, tally, occupancy, start, end, pad_rows, why)
 
     def _publish(self, plan: Plan, sampled: list[Entry], result: StepResult, now: float) -> None:
         for seq, num_tokens, kind, _ in plan.entries:
@@ -209,12 +219,14 @@ class Engine:
                 seq.num_padded += 1
             else:
                 seq.advance(num_tokens)
+                self._share(seq)
         for entry, token in zip(sampled, result.token_ids.tolist(), strict=True):
             if entry.kind is Kind.ENDED:
                 continue
             live = self._live[entry.seq.seq_id]
             live.tokens.append(token)
             live.seq.num_tokens += 1
+            self._name_blocks(live)
             self.counters.output_tokens += 1
             if live.record.first_token_ns is None:
                 live.record.first_token_ns = to_ns(now)
@@ -223,6 +235,30 @@ class Engine:
                 self._end(live, reason)
             if not self.scheduler.drain:
                 self._answer(live, Output(live.seq.seq_id, (token,), reason))
+
+    def _share(self, seq: Sequence) -> None:
+        """The blocks that this pass has filled can be found from now on, and not before."""
+        full = seq.num_computed // self.pool.block_size
+        if self.pool.prefix_cache and full > seq.num_published:
+            self.pool.publish(seq.block_table, seq.block_keys, seq.num_published, full)
+            seq.num_published = full
+
+    def _name_blocks(self, live: _Live) -> None:
+        """Keys for the blocks that its tokens fill: the scheduler compares them and knows no tokens."""
+        if not self.pool.prefix_cache:
+            return
+        size, keys, tokens = self.pool.block_size, live.seq.block_keys, live.tokens
+        for start in range(len(keys) * size, len(tokens) - size + 1, size):
+            key = tokens[start : start + size].tobytes()
+            salted = start == 0 and self.config.prefix_cache_salt == "tenant"
+            keys.append((live.seq.tenant, key) if salted else key)
+
+    def _forget_other_runs(self, run: str | None) -> None:
+        """A run must not find what an earlier one, or its own warm-up, has left in the cache: it is emptied
+        when the first request of a run comes. Requests without that label leave it alone."""
+        if run is not None and run not in self._runs:
+            self._runs.append(run)
+            self.pool.forget()
 
     def _end_reason(self, live: _Live, token: int) -> str | None:
         request, length = live.request, live.seq.num_tokens - live.seq.prompt_len
@@ -235,6 +271,7 @@ class Engine:
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         message = f"{type(error).__name__}: {error}"
+        self.counters.out_of_memory += _is_out_of_memory(error)
         for entry in plan.entries:
             if entry.kind is not Kind.ENDED:
                 live = self._live[entry.seq.seq_id]
@@ -272,6 +309,7 @@ class Engine:
         live.record.finish_reason = reason
         if reason in ("stop", "length"):
             self.scheduler.reservation.ended(live.seq)
+            self.gate.pace.ended(live.seq.num_tokens - live.seq.prompt_len)
         self.scheduler.finish(live.seq)
 
     def _answer(self, live: _Live, output: Output) -> None:
@@ -293,14 +331,23 @@ class Engine:
                 self.recorder.left(live.seq, record)
 
     def _idle(self) -> None:
+        self.pool.check_sums()
         if self.pool.num_live:
             raise IntegrityError(f"{self.pool.num_live} KV blocks are live and no request is")
         self.recorder.idle()
 
     # -- looking in ------------------------------------------------------------------------------------------
 
+    def set_limits(self, changes: Mapping[str, Any]) -> dict[str, Change]:
+        """Between two iterations: budgets and bounds, old and new. Raises ConfigError."""
+        change = self.gate.change(changes)
+        self.config = self.scheduler.config = self.gate.in_force()
+        return change
+
     def stats(self) -> Stats:
-        return Stats(**asdict(self.counters), **asdict(self._occupancy()))
+        self.counters.released_blocks = self.pool.num_released
+        counters = {k: dict(v) if type(v) is dict else v for k, v in vars(self.counters).items()}
+        return Stats(**counters, **vars(self._occupancy()))
 
     def end(self) -> Ending:
         """The last call: nobody waits for an answer any more, so what is still under way is aborted. With
@@ -341,3 +388,12 @@ class Engine:
             [live.seed for live in lives],
             [live.seq.num_tokens - live.seq.prompt_len for live in lives],
         )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch has a type of its own on CUDA, and on the CPU a RuntimeError that says so."""
+    return (
+        isinstance(error, MemoryError)
+        or "OutOfMemory" in type(error).__name__
+        or "can't allocate memory" in str(error)
+    )

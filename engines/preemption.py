@@ -35,7 +35,7 @@ class Recompute:
 
     def evict(self, victim: Sequence, pool: BlockPool) -> None:
         pool.release(victim.block_table)
-        victim.num_computed = 0
+        victim.num_computed = victim.num_published = 0
         victim.num_preemptions += 1
         victim.status = Status.PREEMPTED
 

@@ -29,10 +29,11 @@ def to_ns(seconds: float) -> int:
 
 
 class Recorder:
-    def __init__(self, log: StepLog | None) -> None:
+    def __init__(self, log: StepLog | None, prefix_cache: bool = False) -> None:
         self.counters = Counters()
         self.log = log
-        self._logged = (0, 0)  # preemptions and refusals at the last row
+        self._prefix_cache = prefix_cache
+        self._logged = (0, 0, 0)  # preemptions, refusals and prefix cache hits at the last row
         self._pass_ended: float | None = None  # None: idle since
 
     def refused(self, record: RequestRecord, reason: str, now: float, idle: bool) -> None:
@@ -42,6 +43,16 @@ class Recorder:
             self.log.request(record)
             if idle:  # no iteration will come to write it down
                 self.log.flush()
+
+    def scheduled(self, seq: Sequence, record: RequestRecord, now: float) -> None:
+        """It is in the plan of an iteration."""
+        if record.admitted_ns is None:
+            record.admitted_ns = to_ns(now)
+            if self._prefix_cache:
+                self.counters.prefix_cache_queries += seq.prompt_len
+        if seq.num_cached > record.cached_tokens:  # it has just got a seat
+            self.counters.prefix_cache_hits += seq.num_cached - record.cached_tokens
+            record.cached_tokens = seq.num_cached
 
     def planned(self, plan: Plan) -> Counters:
         """What the pass will compute, by use. Before the pass moves num_computed."""
@@ -62,14 +73,24 @@ class Recorder:
         total.decode_tokens += tally.decode_tokens
         total.recomputed_tokens += tally.recomputed_tokens
         total.preemptions += len(plan.preempted)
+        total.kv_exhausted += bool(plan.preempted)
         return tally
 
     def passed(
-        self, plan: Plan, tally: Counters, occupancy: Occupancy, start: float, end: float, pad_rows: int
+        self,
+        plan: Plan,
+        tally: Counters,
+        occupancy: Occupancy,
+        start: float,
+        end: float,
+        pad_rows: int,
+        blocked: str | None = None,
     ) -> None:
-        """An iteration is over. `occupancy` is that of its pass."""
+        """An iteration is over. `occupancy` is that of its pass, `blocked` why the head of the queue was not
+        in it."""
         if self.log is not None:
             preemptions, refusals = self.counters.preemptions, sum(self.counters.refusals.values())
+            hits = self.counters.prefix_cache_hits
             gap = None if self._pass_ended is None else to_ns(start) - to_ns(self._pass_ended)
             self.log.step(
                 StepRecord(
@@ -83,6 +104,7 @@ class Recorder:
                     ended_rows=tally.ended_rows,
                     left_pad_tokens=tally.left_pad_tokens,
                     recomputed_tokens=tally.recomputed_tokens,
+                    cached_tokens=hits - self._logged[2],
                     backend_pad_rows=pad_rows,
                     waiting=occupancy.waiting,
                     running=occupancy.running,
@@ -94,9 +116,11 @@ class Recorder:
                     ids=[entry.seq.seq_id for entry in plan.entries],
                     tokens=[entry.num_tokens for entry in plan.entries],
                     kind=[int(entry.kind) for entry in plan.entries],
+                    preempted=[seq.seq_id for seq in plan.preempted],
+                    blocked=blocked,
                 )
             )
-            self._logged = (preemptions, refusals)
+            self._logged = (preemptions, refusals, hits)
         self.counters.steps += 1
         self._pass_ended = end
 
@@ -108,7 +132,8 @@ class Recorder:
             record.preemptions = seq.num_preemptions
             record.recomputed_tokens = seq.num_recomputed
             if record.finish_reason == "abort":
-                record.wasted_tokens = seq.max_computed + seq.num_recomputed + seq.num_padded
+                computed = seq.max_computed - seq.num_cached
+                record.wasted_tokens = computed + seq.num_recomputed + seq.num_padded
             self.log.request(record)
 
     def waited(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -33,14 +34,17 @@ class Sequence:
     deadline: float | None = None  # on the engine's clock: when its last token is due
     status: Status = Status.WAITING
     num_tokens: int = -1  # prompt and answer so far
-    num_computed: int = 0
+    num_computed: int = 0  # without a seat: what the prefix cache had of it at the last look
     max_computed: int = 0  # the furthest that num_computed ever was: what lies below is recomputation
+    num_cached: int = 0  # prompt tokens that the prefix cache had, so that it never computed them
+    num_published: int = 0  # blocks of its table that others can find
     num_padded: int = 0  # positions computed for nobody, after the answer had ended
     num_preemptions: int = 0
     num_recomputed: int = 0  # tokens computed again after preemptions
     block_table: array[int] = field(
         default_factory=lambda: array("i")
     )  # int32: numpy copies it without a loop
+    block_keys: list[Hashable] = field(default_factory=list)  # what its full blocks hold; only compared
 
     def __post_init__(self) -> None:
         if self.num_tokens < 0:
@@ -55,6 +59,13 @@ class Sequence:
     def decoding(self) -> bool:
         """The prompt is computed and only the newest token is not."""
         return self.num_computed >= self.prompt_len and self.remaining == 1
+
+    def start(self, num_published: int) -> None:
+        """It has got a seat, and its table begins with blocks of the prefix cache that hold the tokens up to
+        num_computed. Those that it had computed before are no news; the others it never has to compute."""
+        self.num_published = num_published
+        self.num_cached += max(0, self.num_computed - self.max_computed)
+        self.max_computed = max(self.max_computed, self.num_computed)
 
     def advance(self, num_tokens: int) -> None:
         """A pass has computed `num_tokens` more."""

@@ -15,11 +15,18 @@ class Counters:
     prefill_tokens: int = 0  # of prompts, for the first time
     decode_tokens: int = 0  # of answers, for the first time
     recomputed_tokens: int = 0  # had been computed before a preemption
+    prefix_cache_queries: int = 0  # prompt tokens looked up in the prefix cache, when first scheduled
+    prefix_cache_hits: int = 0  # and found: they are never computed
     ended_rows: int = 0  # rows of a static batch whose answer had ended
     left_pad_tokens: int = 0
     preemptions: int = 0
     refusals: dict[str, int] = field(default_factory=dict)  # by reason
     finished: dict[str, int] = field(default_factory=dict)  # by finish_reason
+    waits: dict[str, int] = field(default_factory=dict)  # why accepted requests had to queue, at arrival
+    aborted: dict[str, int] = field(default_factory=dict)  # finish_reason abort, by abort_state
+    released_blocks: int = 0  # KV blocks that nobody holds any more
+    kv_exhausted: int = 0  # iterations in which somebody lost KV since there was none left
+    out_of_memory: int = 0  # passes that failed for want of memory
 
 
 @dataclass(kw_only=True)

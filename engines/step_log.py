@@ -18,14 +18,21 @@ import pyarrow as pa
 
 FLUSH_INTERVAL_NS = 1_000_000_000
 
-_LISTS = {"ids": pa.int64(), "tokens": pa.int32(), "kind": pa.int8()}
+_TYPES = {
+    "ids": pa.list_(pa.int64()),
+    "tokens": pa.list_(pa.int32()),
+    "kind": pa.list_(pa.int8()),
+    "preempted": pa.list_(pa.int64()),
+    "blocked": pa.string(),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One iteration. prefill + decode + recomputed + ended + left pads is all that the pass computed; the
     first two are useful. Over its life, a request that ends by itself has prompt_tokens in the first and
-    output_tokens - 1 in the second, whatever the strategy: its last token is never computed, only sampled."""
+    in cached_tokens together, and output_tokens - 1 in the second, whatever the strategy: its last token is
+    never computed, only sampled."""
 
     step: int
     start_ns: int  # the pass begins; scheduling and assembly lie before, in the host gap
@@ -37,6 +44,7 @@ class StepRecord:
     ended_rows: int
     left_pad_tokens: int
     recomputed_tokens: int  # had been computed before a preemption
+    cached_tokens: int  # of prompts, found in the prefix cache by those that got a seat: not computed
     backend_pad_rows: int
     waiting: int
     running: int
@@ -48,6 +56,8 @@ class StepRecord:
     ids: list[int]
     tokens: list[int]
     kind: list[int]  # plan.Kind
+    preempted: list[int]  # seq_id of those that lost their seat when it was planned
+    blocked: str | None  # why the head of the queue is not in it (admission.blocked); null: nobody waits
 
 
 @dataclass(slots=True)
@@ -72,6 +82,7 @@ class RequestRecord:
     output_tokens: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens that the prefix cache had
     abort_state: str | None = None  # queued | prefill | decode | held
     abort_seen_ns: int | None = None
     wasted_tokens: int = (
@@ -93,9 +104,7 @@ class Ending:
     integrity: str  # ok, or what does not add up
 
 
-STEP_SCHEMA = pa.schema(
-    [(f.name, pa.list_(_LISTS[f.name]) if f.name in _LISTS else pa.int64()) for f in fields(StepRecord)]
-)
+STEP_SCHEMA = pa.schema([(f.name, _TYPES.get(f.name, pa.int64())) for f in fields(StepRecord)])
 
 
 class _WholeFile(io.FileIO):

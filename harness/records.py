@@ -63,11 +63,13 @@ INT64, INT32, INT8, FLOAT, TEXT, BOOL = "int64", "int32", "int8", "float64", "st
 STEP_COLUMNS = {
     **dict.fromkeys(("step", "start_ns", "duration_ns", "host_gap_ns"), INT64),
     **dict.fromkeys(("num_seqs", "prefill_tokens", "decode_tokens", "ended_rows", "left_pad_tokens"), INT64),
-    **dict.fromkeys(("recomputed_tokens", "backend_pad_rows", "waiting", "running"), INT64),
+    **dict.fromkeys(("recomputed_tokens", "cached_tokens", "backend_pad_rows", "waiting", "running"), INT64),
     **dict.fromkeys(("kv_live", "kv_cached", "kv_free", "preemptions", "refusals"), INT64),
     "ids": "list<int64>",
     "tokens": "list<int32>",
     "kind": "list<int8>",
+    "preempted": "list<int64>",
+    "blocked": TEXT,
 }
 ENGINE_REQUEST_COLUMNS = {
     "seq_id": INT64,
@@ -80,7 +82,7 @@ ENGINE_REQUEST_COLUMNS = {
     **dict.fromkeys(("arrival_ns", "admitted_ns", "first_token_ns", "finish_ns"), INT64),
     "finish_reason": TEXT,
     "refusal": TEXT,
-    **dict.fromkeys(("output_tokens", "preemptions", "recomputed_tokens"), INT64),
+    **dict.fromkeys(("output_tokens", "preemptions", "recomputed_tokens", "cached_tokens"), INT64),
     "abort_state": TEXT,
     "abort_seen_ns": INT64,
     "wasted_tokens": INT64,

@@ -52,6 +52,11 @@ class Scheduler(ABC):
         """Whether answers leave only when the whole batch has ended."""
         return False
 
+    @property
+    def joinable(self) -> bool:
+        """Whether the next iteration may take in somebody new, seats and KV permitting."""
+        return True
+
     @abstractmethod
     def schedule(self, now: float) -> Plan:
         """The next iteration. With sequences running it is never empty. `now` is in seconds of the engine's
@@ -74,7 +79,7 @@ class Scheduler(ABC):
         if seq in self.running:
             self.running.remove(seq)
         self.waiting.remove(seq)
-        self.pool.release(seq.block_table)
+        self.release(seq)
         seq.status = Status.FINISHED
 
     def seated(self) -> Iterator[Sequence]:
@@ -92,15 +97,55 @@ class Scheduler(ABC):
         """KV for `num_tokens` more, and for what the reservation keeps ahead. All or nothing."""
         return self.pool.grow(seq.block_table, self.reservation.tokens(seq, seq.num_computed + num_tokens))
 
+    def release(self, seq: Sequence) -> None:
+        """Its KV is nobody's any more; what the prefix cache keeps of it can be found until it is evicted."""
+        self.pool.release(seq.block_table)
+        seq.num_computed = seq.num_published = 0
+
+    def head(self) -> Sequence:
+        """The sequence whose turn it is, looked up."""
+        return self.look_up(self.waiting.head)
+
+    def in_line(self) -> Iterator[Sequence]:
+        """Those that wait, in the order of service, each looked up when it is its turn."""
+        return (self.look_up(seq) for seq in self.waiting)
+
+    def look_up(self, seq: Sequence) -> Sequence:
+        """What the prefix cache has of a waiting sequence counts as computed: `remaining` is what a seat
+        would cost it now. Its newest token never does, since somebody has to yield the next one."""
+        most = (seq.num_tokens - 1) // self.pool.block_size
+        seq.num_computed = len(self.pool.find(seq.block_keys, most)) * self.pool.block_size
+        return seq
+
+    def missing(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks that it takes until `seq` holds num_tokens; what it would share with others takes none."""
+        return self.pool.missing(seq.block_table, num_tokens, self._hit(seq))
+
+    def _hit(self, seq: Sequence) -> list[int]:
+        """Of a waiting sequence, the blocks that it would begin with."""
+        if seq.status is Status.RUNNING:
+            return []
+        return self.pool.find(seq.block_keys, seq.num_computed // self.pool.block_size)
+
     def admit(self, seq: Sequence, num_tokens: int) -> bool:
         """Give a waiting sequence a seat, if there is KV for its first `num_tokens` and, while others run,
         the watermark stays free."""
+        hit = self._hit(seq)
+        if len(hit) * self.pool.block_size < seq.num_computed:
+            self.look_up(seq)  # those admitted before it have taken what it would have found
+            return False
         wanted = self.reservation.tokens(seq, seq.num_computed + num_tokens)
-        spare = self.pool.num_free - self.pool.missing(seq.block_table, wanted)
+        spare = self.pool.available - self.pool.missing(seq.block_table, wanted, hit)
         if self.running and spare < self.config.kv_watermark * self.pool.usable:
             return False
-        if not self.reservation.admits(seq, self.running, self.pool) or not self.reserve(seq, num_tokens):
+        high = self.config.kv_high_watermark
+        if high is not None and self.running and self.pool.num_live > high * self.pool.usable:
             return False
+        if not self.reservation.admits(seq, self.running, self.pool):
+            return False
+        if not self.pool.grow(seq.block_table, wanted, hit):
+            return False
+        seq.start(len(hit))
         self.waiting.remove(seq)
         self.running.append(seq)
         seq.status = Status.RUNNING

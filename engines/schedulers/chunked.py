@@ -51,7 +51,7 @@ class ChunkedScheduler(Scheduler):
         # KV that was taken from someone is not for a newcomer of the same iteration (vLLM V1). In order of
         # arrival the victim is the head and would not fit; the rule does not depend on that order.
         while not plan.preempted and self.waiting and self.free_seats():
-            seq = self.waiting.head
+            seq = self.head()
             chunk = self._chunk(seq, plan)
             if not chunk or not self._input_fits(seq) or not self.admit(seq, chunk):
                 break  # nobody overtakes the head of the queue
@@ -79,5 +79,5 @@ class ChunkedScheduler(Scheduler):
         blocks alone; here those that running sequences still need for their own prompts are set aside."""
         if not self.settings.whole_input_must_fit:
             return True
-        promised = sum(self.pool.missing(s.block_table, s.num_tokens) for s in self.running)
-        return self.pool.missing(seq.block_table, seq.num_tokens) + promised <= self.pool.num_free
+        promised = sum(self.missing(s, s.num_tokens) for s in self.running)
+        return self.missing(seq, seq.num_tokens) + promised <= self.pool.available

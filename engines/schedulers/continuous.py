@@ -26,7 +26,7 @@ class ContinuousScheduler(Scheduler):
         # KV that was taken from someone is not for a newcomer of the same iteration (vLLM V1). In order of
         # arrival the victim is the head and would not fit; the rule does not depend on that order.
         while not plan.preempted and self.waiting and self.free_seats():
-            seq = self.waiting.head
+            seq = self.head()
             prompt = seq.remaining  # of a preempted sequence: prompt and answer so far
             if prompt > self.budget(plan) or not self.admit(seq, prompt):
                 break  # nobody overtakes the head of the queue

@@ -19,7 +19,7 @@ class PrefillFirstScheduler(Scheduler):
     def schedule(self, now: float) -> Plan:
         plan = Plan()
         while self.waiting and self.free_seats():
-            seq = self.waiting.head
+            seq = self.head()
             if seq.remaining > self.budget(plan) or not self.admit(seq, seq.remaining):
                 break  # nobody overtakes the head of the queue
             plan.add(seq, seq.remaining)

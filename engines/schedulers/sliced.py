@@ -62,8 +62,7 @@ class SlicedScheduler(StaticScheduler):
     def _requeue(self, seq: Sequence) -> None:
         """Its slice is over and its answer is not. Not a preemption: the next slice is its turn."""
         self.running.remove(seq)
-        self.pool.release(seq.block_table)
-        seq.num_computed = 0
+        self.release(seq)
         seq.status = Status.PREEMPTED
         self.waiting.push(seq)
 
@@ -71,7 +70,7 @@ class SlicedScheduler(StaticScheduler):
         self._planned = self._planned[1:]
         self._rooms = {seq.seq_id: self._room(seq) for seq in batch}
         self._iterations = self.settings.slice_tokens
-        return super()._prefill(batch)
+        return super()._prefill([self.look_up(seq) for seq in batch])
 
     def _room(self, seq: Sequence) -> int:
         """Tokens that it needs KV for until its slice is over."""

@@ -29,6 +29,10 @@ class StaticScheduler(Scheduler):
     def drain(self) -> bool:
         return self.config.drain
 
+    @property
+    def joinable(self) -> bool:
+        return not self.running
+
     def schedule(self, now: float) -> Plan:
         if not self.running:
             return self._prefill(self._next_batch()) if self._ready_at(now) <= now else Plan()
@@ -84,13 +88,13 @@ class StaticScheduler(Scheduler):
         """As much of the queue, from its head, as seats, the token budget and KV allow."""
         batch: list[Sequence] = []
         longest = total = blocks = 0
-        for seq in self.waiting:
+        for seq in self.in_line():
             longest = max(longest, seq.remaining)
             total += seq.remaining
             tokens = longest * (len(batch) + 1) if self.config.left_pad else total
-            blocks += self.pool.blocks_for(self.reservation.tokens(seq, seq.remaining))
+            blocks += self.missing(seq, self.reservation.tokens(seq, seq.num_tokens))
             full = len(batch) == self.config.max_num_seqs
-            if full or tokens > self.config.max_num_batched_tokens or blocks > self.pool.num_free:
+            if full or tokens > self.config.max_num_batched_tokens or blocks > self.pool.available:
                 break
             batch.append(seq)
         return batch

@@ -66,12 +66,12 @@ class TgiScheduler(Scheduler):
         batch: list[Sequence] = []
         budget = self.settings.max_batch_prefill_tokens or self.config.max_num_batched_tokens
         tokens = blocks = 0
-        for seq in self.waiting:
+        for seq in self.in_line():
             tokens += seq.remaining
-            blocks += self.pool.blocks_for(self.reservation.tokens(seq, seq.remaining))
+            blocks += self.missing(seq, self.reservation.tokens(seq, seq.num_tokens))
             first = not batch and not self.running  # a prompt above the budget still runs, alone
             over = tokens > budget and not first
-            if over or len(batch) == self.free_seats() or blocks > self.pool.num_free:
+            if over or len(batch) == self.free_seats() or blocks > self.pool.available:
                 break
             batch.append(seq)
         return batch
