@@ -7,10 +7,11 @@ publish    append tokens, end what has ended, give back its seat and KV, hand ou
 
 from __future__ import annotations
 
+import itertools
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from engines.recorder import Recorder, new_record, to_ns
 from engines.request import Output, Request
 from engines.schedulers import build as build_scheduler
 from engines.sequence import Sequence, Status
-from engines.stats import Occupancy, Stats
+from engines.stats import Occupancy, QueueState, Stats
 from engines.step_log import Ending, RequestRecord, StepLog
 
 
@@ -76,6 +77,7 @@ class Engine:
         eos_token_ids: Collection[int] = (),
         seed: int = 0,
         step_log: StepLog | None = None,
+        ids: Iterator[int] | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -96,7 +98,7 @@ class Engine:
         self._live: dict[int, _Live] = {}
         self._ended: list[_Live] = []  # the answer has ended, but it or its KV has not left yet
         self._outbox: list[Output] = []
-        self._next_id = 0
+        self._ids = itertools.count() if ids is None else ids
         self._runs: deque[str] = deque(maxlen=16)  # that requests have named lately
         self._since_forced = 0
 
@@ -107,7 +109,7 @@ class Engine:
         the server got it, on the engine's clock, if that was before now (an iteration may have been running).
         Raises Refused."""
         now = self.clock()
-        seq_id, self._next_id = self._next_id, self._next_id + 1
+        seq_id = next(self._ids)
         prompt = array("q", request.prompt_token_ids)
         max_tokens = min(request.max_tokens, self.config.max_model_len - len(prompt))
         seq = Sequence(
@@ -338,6 +340,9 @@ class Engine:
 
     # -- looking in ------------------------------------------------------------------------------------------
 
+    def queue_state(self) -> QueueState:
+        return self.gate.queue_state()
+
     def set_limits(self, changes: Mapping[str, Any]) -> dict[str, Change]:
         """Between two iterations: budgets and bounds, old and new. Raises ConfigError."""
         change = self.gate.change(changes)
@@ -346,7 +351,9 @@ class Engine:
 
     def stats(self) -> Stats:
         self.counters.released_blocks = self.pool.num_released
-        counters = {k: dict(v) if type(v) is dict else v for k, v in vars(self.counters).items()}
+        counters: dict[str, Any] = {
+            name: dict(value) if type(value) is dict else value for name, value in vars(self.counters).items()
+        }
         return Stats(**counters, **vars(self._occupancy()))
 
     def end(self) -> Ending:

@@ -45,10 +45,11 @@ class Output:
 class Refused(Exception):
     """The engine will not take this request. status is the HTTP status that says so."""
 
-    def __init__(self, reason: str, message: str, status: int) -> None:
+    def __init__(self, reason: str, message: str, status: int, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.reason = (
             reason  # never_fits | prompt_too_long | queue_full | ...; the label of the refusal counter
         )
         self.message = message
         self.status = status
+        self.retry_after_s = retry_after_s  # None: another time will not help, or nobody knows

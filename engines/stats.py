@@ -44,3 +44,18 @@ class Occupancy:
 class Stats(Occupancy, Counters):
     """A snapshot. received = running + waiting + sum(refusals) + sum(finished), whenever no drained answer
     waits to leave."""
+
+
+@dataclass(kw_only=True)
+class QueueState:
+    """One engine's queue at one moment, for people: sums that nobody wants after every pass."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    kv_live: int  # blocks
+    kv_usable: int
+    admissible: int  # how many more sequences could get a seat now, by estimate
+    wait_s: float | None  # until what waits has got its seats, by recent throughput
+    by_class: dict[str, int] = field(default_factory=dict)  # waiting
+    by_tenant: dict[str, int] = field(default_factory=dict)  # waiting

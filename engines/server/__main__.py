@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from engines.config import ConfigError, EngineConfig
+from engines.config import ConfigError
+from engines.routes import Route, resolved, routes_of
 from engines.server.engine_process import EngineDied, EngineProcess
 
 if TYPE_CHECKING:
@@ -41,10 +42,14 @@ An OpenAI-compatible server over one of the reference engines: static, continuou
 Settings: server.host (127.0.0.1)  server.port (0: a free one)  model  model.id  model.weights
   device  dtype  seed  engine.max_num_seqs  engine.max_num_batched_tokens  engine.max_model_len
   engine.num_kv_blocks  engine.block_size  engine.prefill_chunk_size  engine.reservation  engine.threads
-  engine.max_waiting_requests  engine.queue_timeout_ms
+  engine.max_waiting_requests  engine.max_waiting_tokens  engine.queue_timeout_ms  engine.tenant_rate
+  engine.kv_high_watermark  engine.kv_reject_watermark  engine.stream_idle_timeout_ms
   engine.api_key_env (the name of the environment variable with the key that clients must send)
+  engine.admin_token_env (the same for the token of /admin and /debug; without it there are none)
+  server.log_format (text, json)  server.routes (a scheduler and limits of their own for some requests)
 
 Routes: POST /v1/completions  POST /v1/chat/completions  GET /v1/models  GET /health  GET /metrics
+  GET and PATCH /admin/limits  GET /debug/steps?last=N
 Exit codes: 0 asked to end, 1 the engine has died or could not write its records, 2 a bad setting"""
 
 MOST_FILES = 65536
@@ -112,22 +117,24 @@ def load_config(arguments: Arguments) -> Mapping[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def engine_config(config: Mapping[str, Any]) -> EngineConfig:
-    """Raises ConfigError."""
+def engine_routes(config: Mapping[str, Any]) -> list[Route]:
+    """The engine that is asked for, behind those of server.routes. Raises ConfigError."""
     engine = config["engine"]
     if engine.get("kind") != "reference":
-        raise ConfigError(f"engine={engine.get('name')} runs elsewhere: choose static, continuous or chunked")
-    return EngineConfig.from_mapping(engine)
+        raise ConfigError(
+            f"engine={engine.get('name')} runs elsewhere: choose one of our own, such as chunked"
+        )
+    return routes_of(config)
 
 
-def api_key(config: EngineConfig) -> str | None:
-    """The key that clients must send. Raises ConfigError."""
-    if config.api_key_env is None:
+def secret(setting: str, variable: str | None) -> str | None:
+    """What the variable holds that `setting` names. Raises ConfigError."""
+    if variable is None:
         return None
-    key = os.environ.get(config.api_key_env)
-    if not key:
-        raise ConfigError(f"engine.api_key_env={config.api_key_env}: this variable is not set, or is empty")
-    return key
+    value = os.environ.get(variable)
+    if not value:
+        raise ConfigError(f"{setting}={variable}: this variable is not set, or is empty")
+    return value
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -184,8 +191,10 @@ def announce(event: dict[str, Any], for_people: str) -> None:
 def run(args: list[str]) -> int:
     arguments = parse(args)
     config = load_config(arguments)
-    engine = engine_config(config)
-    key = api_key(engine)
+    routes = engine_routes(config)
+    config, engine = resolved(config, routes), routes[-1].engine
+    api_key = secret("engine.api_key_env", engine.api_key_env)
+    admin_token = secret("engine.admin_token_env", engine.admin_token_env)
     host, port = config["server"]["host"], config["server"]["port"]
     with bind(host, port) as listener:
         allow_connections()
@@ -193,13 +202,15 @@ def run(args: list[str]) -> int:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         import asyncio
 
-        from engines.server.launch import Service, Stop, serve
+        from engines.server.launch import Secrets, Service, Stop, serve
+        from engines.server.log import configure
 
+        configure(config["server"].get("log_format", "text"))
         stop = Stop()
         if arguments.exit_with_stdin:
             watch_stdin(stop)
         try:
-            service = Service(host, engine, key, process)
+            service = Service(config["server"], routes, Secrets(api_key, admin_token), process)
         except EngineDied as error:
             print(f"the engine has stopped: {error}", file=sys.stderr, flush=True)
             return 1

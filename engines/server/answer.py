@@ -39,9 +39,10 @@ class Answer:
         self._detokenizer = detokenizer
         self._chat = asked.messages is not None
         self._role_sent = False
+        self.id = ("chatcmpl-" if self._chat else "cmpl-") + answer_id
         kind = "chat.completion" if self._chat else "text_completion"
         self._head = {
-            "id": ("chatcmpl-" if self._chat else "cmpl-") + answer_id,
+            "id": self.id,
             "object": kind + ".chunk" if self._chat and asked.stream else kind,
             "created": int(time.time()),
             "model": model,

@@ -20,18 +20,22 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from engines.model.tokenizer import Tokenizer
 from engines.request import Refused
+from engines.routes import Route
 from engines.server import protocol
 from engines.server.access import check_host, check_key, local_names
+from engines.server.admin import Admin, check_token, is_admin
 from engines.server.answer import Answer
 from engines.server.detokenizer import Detokenizer
-from engines.server.engine_client import EngineClient, Stream
+from engines.server.engine_client import EngineClient, Tags
 from engines.server.errors import ApiError, error_body, shown
+from engines.server.log import event, request_event
 from engines.server.metrics import Metrics
+from engines.server.sending import StreamIdle, Writer, send_stream, send_whole
+from engines.server.timeouts import WARNING, declared_timeout_s, warning
 
 LOG = logging.getLogger("batchmark.server")
 LONG_TEXT_CHARS = 4096
 """A prompt longer than this is tokenised in a thread, so that it delays nobody's tokens."""
-SSE_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 HANDLERS_END_S = 1.0
 """How long open handlers get, at the end, to say that the server is going."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -47,6 +51,9 @@ class ServerConfig:
     vocab_size: int
     host: str = "127.0.0.1"
     api_key: str | None = None
+    admin_token: str | None = None
+    routes: tuple[Route, ...] = ()
+    metrics_tenants: int = 20
 
 
 class Server:
@@ -56,12 +63,18 @@ class Server:
         self.config = config
         self.engine = engine
         self.tokenizer = tokenizer
-        self.metrics = Metrics(engine, config.model, config.engine, config.max_model_len)
+        self.admin = Admin(engine, list(config.routes))
+        names = [route.name for route in config.routes]
+        self.metrics = Metrics(
+            engine, config.model, config.engine, config.max_model_len, names, config.metrics_tenants
+        )
         engine.on_output = self.metrics.on_output
         engine.on_report = self.metrics.on_report
         self._created = int(time.time())
         self._numbers = itertools.count()
         self._names = local_names(config.host)
+        aliases = [(route.match or {}).get("model", ()) for route in config.routes]
+        self._served = tuple(dict.fromkeys([config.model, *itertools.chain(*aliases)]))
         self._body_limit = protocol.max_body_bytes(config.max_model_len)
 
     def build(self) -> web.Application:
@@ -74,6 +87,7 @@ class Server:
                 web.get("/v1/models/{name:.+}", self._model),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
+                *self.admin.handlers(),
             ]
         )
         return app
@@ -85,15 +99,19 @@ class Server:
         """Host, Origin and key; then every error as an OpenAI body."""
         try:
             check_host(request, self._names)
-            check_key(request, self.config.api_key)
+            if is_admin(request.path):
+                check_token(request, self.config.admin_token)
+            else:
+                check_key(request, self.config.api_key)
             return await handler(request)
         except Refused as refused:
-            wait_s = 1 if refused.status in (429, 503) else None
+            wait_s = refused.retry_after_s or (1 if refused.status in (429, 503) else None)
             return _error(
                 ApiError(refused.message, refused.status, code=refused.reason, retry_after_s=wait_s)
             )
         except ApiError as error:
             self.metrics.invalid[error.status] += error.status < 500
+            event("invalid", path=request.path, status=error.status, code=error.code, param=error.param)
             return _error(error)
         except web.HTTPException as error:
             self.metrics.invalid[error.status] += 1
@@ -126,15 +144,16 @@ class Server:
     # -- small routes
 
     async def _models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._model_card()]})
+        return _json({"object": "list", "data": [self._model_card(name) for name in self._served]})
 
     async def _model(self, request: web.Request) -> web.Response:
-        protocol.check_model(request.match_info["name"], self.config.model)
-        return _json(self._model_card())
+        name = request.match_info["name"]
+        protocol.check_model(name, self._served)
+        return _json(self._model_card(name))
 
-    def _model_card(self) -> dict[str, object]:
+    def _model_card(self, name: str) -> dict[str, object]:
         return {
-            "id": self.config.model,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "batchmark",
@@ -154,7 +173,7 @@ class Server:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         arrival_ns = time.monotonic_ns()
         body = protocol.parse_json(await request.read())
-        asked = protocol.parse_completion(body, self.config.model, self.config.vocab_size)
+        asked = protocol.parse_completion(body, self._served, self.config.vocab_size)
         if isinstance(asked.prompt, str):
             ids = await self._in_thread(self.tokenizer.encode, asked.prompt, len(asked.prompt))
         else:
@@ -164,7 +183,7 @@ class Server:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         arrival_ns = time.monotonic_ns()
         body = protocol.parse_json(await request.read())
-        asked = protocol.parse_chat(body, self.config.model)
+        asked = protocol.parse_chat(body, self._served)
         messages = asked.messages or []
         size = sum(len(message["content"]) for message in messages)
         try:
@@ -184,16 +203,26 @@ class Server:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client left")
-        stream = self.engine.submit(asked.to_request(ids, self.config.max_model_len), arrival_ns, transport)
+        model = asked.model or self.config.model
+        wanted = asked.to_request(ids, self.config.max_model_len)
+        route = self.admin.route_of(wanted.tenant, model, request.path)
+        headers = self._warn_of_timeouts(request, route)
+        stream = self.engine.submit(wanted, arrival_ns, transport, Tags(route, request.path, model))
         self.metrics.on_received(stream)
         detokenizer = Detokenizer(self.tokenizer.token_bytes, asked.stop)
-        answer = Answer(asked, self.config.model, f"{next(self._numbers):08d}", len(ids), detokenizer)
+        answer = Answer(asked, model, f"{next(self._numbers):08d}", len(ids), detokenizer)
         outcome = "abort"  # unless the handler gets to its end: it is cancelled when the client leaves
+        idle_ms = self.admin.stream_idle_timeout_ms[route]
+        writer = Writer(request, headers, None if idle_ms is None else idle_ms / 1e3)
         try:
-            send = _send_stream if asked.stream else _send_whole
-            response = await send(request, stream, answer)
+            send = send_stream if asked.stream else send_whole
+            response = await send(writer, stream, answer)
             outcome = answer.finish_reason or "error"
             return response
+        except StreamIdle:
+            self.metrics.idle_streams += 1
+            event("stream_idle", logging.WARNING, answer=answer.id, tenant=wanted.tenant, timeout_ms=idle_ms)
+            raise
         except Refused as refused:
             outcome = f"refused {refused.reason}"
             raise
@@ -203,6 +232,21 @@ class Server:
         finally:
             self.engine.abort(stream, "stop" if outcome == "stop" else "abort")
             self.metrics.on_ended(stream, outcome)
+            request_event(stream, answer, outcome, self.admin.routes[route].name)
+
+    def _warn_of_timeouts(self, request: web.Request, route: int) -> dict[str, str]:
+        """Headers of the answer."""
+        queues = self.engine.queues
+        text = warning(
+            declared_timeout_s(request.headers),
+            self.admin.queue_timeout_ms[route],
+            queues[route].wait_s if queues else None,
+        )
+        if text is None:
+            return {}
+        self.metrics.timeout_warnings += 1
+        event("client_timeout", message=text, route=self.admin.routes[route].name, peer=request.remote)
+        return {WARNING: text}
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -216,47 +260,6 @@ def app_runner(app: web.Application) -> web.AppRunner:
     would notice that a client has left while nothing is written to it."""
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=HANDLERS_END_S)
-
-
-async def _send_whole(request: web.Request, stream: Stream, answer: Answer) -> web.StreamResponse:
-    texts: list[str] = []
-    token_ids: list[int] = []
-    while answer.finish_reason is None:
-        visible = answer.take(await stream.next())
-        texts.append(visible.text)
-        token_ids += visible.token_ids
-    response = web.Response(body=answer.body("".join(texts), token_ids), content_type="application/json")
-    await response.prepare(request)
-    await (
-        response.write_eof()
-    )  # here rather than after the handler: an answer that nobody takes is no success
-    return response
-
-
-async def _send_stream(request: web.Request, stream: Stream, answer: Answer) -> web.StreamResponse:
-    response = web.StreamResponse(headers=SSE_HEADERS)
-    try:
-        while answer.finish_reason is None:
-            events = answer.events(answer.take(await stream.next()))
-            if not events:
-                continue
-            if not response.prepared:
-                await response.prepare(request)
-            if answer.finish_reason is None:
-                await response.write(events)
-            else:
-                await response.write_eof(events)
-    except ConnectionError:
-        raise
-    except Exception as error:  # the status is on its way already: say it in the stream, and leave out [DONE]
-        if not response.prepared:
-            raise
-        if not isinstance(error, ApiError):
-            LOG.exception("a stream failed")
-            error = ApiError("internal error: see the server's log", 500)
-        response.force_close()
-        await response.write_eof(b"data: " + error_body(error) + b"\n\n")
-    return response
 
 
 def _json(value: object) -> web.Response:

@@ -10,11 +10,12 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from engines.request import Refused, Request
 from engines.server.channel import Channel
-from engines.server.wire import Abort, Add, Died, Message, Report, WireError
-from engines.stats import Stats
+from engines.server.wire import Abort, Add, Ask, Died, Message, Report, Told, WireError
+from engines.stats import QueueState, Stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,23 @@ class Delta:
     token_ids: list[int]
     finish_reason: str | None = None
     error: str | None = None
+
+
+class NotDone(Exception):
+    """The engine did not do what it was asked; the message is one line. gone: there is no engine to ask."""
+
+    def __init__(self, message: str, gone: bool = False) -> None:
+        super().__init__(message)
+        self.gone = gone
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Where a request came in: the labels that it is counted under, beside its own tenant and class."""
+
+    route: int = 0
+    path: str = ""
+    model: str = ""
 
 
 class Stream:
@@ -43,16 +61,20 @@ class Stream:
         "last_token_ns",
         "output_tokens",
         "request",
+        "tags",
         "transport",
     )
 
-    def __init__(self, key: int, request: Request, arrival_ns: int, transport: asyncio.Transport) -> None:
+    def __init__(
+        self, key: int, request: Request, arrival_ns: int, transport: asyncio.Transport, tags: Tags
+    ) -> None:
         """key: its name in the engine's reports. transport: the client's connection. A half-closed one with
         a full send buffer does not end by itself, so it is looked at when outputs arrive."""
         self.key = key
         self.request = request
         self.arrival_ns = arrival_ns
         self.transport = transport
+        self.tags = tags
         self.first_token_ns: int | None = None
         self.last_token_ns: int | None = None
         self.first_tokens = 0  # tokens in the first output
@@ -111,11 +133,13 @@ class EngineClient:
         self.on_report: Callable[[Report], None] | None = None
         self.on_death: Callable[[str], None] | None = None
         self.stats = stats
+        self.queues: list[QueueState] = []  # by route; empty until the first report
         self.dead: str | None = None
         self._channel = channel
         self._how_it_ended = how_it_ended
         self._keys = itertools.count()
         self._open: dict[int, Stream] = {}
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loss: asyncio.Task[None] | None = None
 
@@ -124,13 +148,16 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fileno(), self._on_readable)
 
-    def submit(self, request: Request, arrival_ns: int, transport: asyncio.Transport) -> Stream:
+    def submit(
+        self, request: Request, arrival_ns: int, transport: asyncio.Transport, tags: Tags | None = None
+    ) -> Stream:
         """Hand a request to the engine. A refusal comes out of Stream.next()."""
-        stream = Stream(next(self._keys), request, arrival_ns, transport)
+        tags = Tags() if tags is None else tags
+        stream = Stream(next(self._keys), request, arrival_ns, transport, tags)
         if self.dead is not None:
             stream.refuse(Refused("engine_dead", f"the engine has stopped: {self.dead}", 503))
             return stream
-        self._send(Add(stream.key, arrival_ns, request))
+        self._send(Add(stream.key, arrival_ns, request, tags.route))
         self._open[stream.key] = stream
         return stream
 
@@ -139,6 +166,19 @@ class EngineClient:
         ("stop"). Nothing happens when it has ended already."""
         if self._open.pop(stream.key, None) is not None:
             self._send(Abort(stream.key, reason))
+
+    async def ask(self, what: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """A question, one of wire.QUESTIONS; the engine answers after its current iteration. Raises
+        NotDone."""
+        if self.dead is not None:
+            raise NotDone(f"the engine has stopped: {self.dead}", gone=True)
+        key = next(self._keys)
+        answer = self._asked[key] = asyncio.get_running_loop().create_future()
+        self._send(Ask(key, what, arguments))
+        try:
+            return await answer
+        finally:
+            self._asked.pop(key, None)
 
     def fail_open(self, reason: str, refuse: bool = False) -> None:
         """End every stream with an error, or, with `refuse`, send those away that have no token yet; let the
@@ -149,6 +189,9 @@ class EngineClient:
             else:
                 stream.finish("error", reason)
             self.abort(stream)
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(NotDone(reason, gone=True))
 
     def close(self) -> None:
         """Let the engine end after its current iteration; what still runs is dropped. Harmless when
@@ -179,6 +222,8 @@ class EngineClient:
         for message in messages:
             if isinstance(message, Report):
                 self._deliver(message)
+            elif isinstance(message, Told):
+                self._tell(message)
             elif isinstance(message, Died):
                 return self._die(message.reason)
         if self._channel.ended:
@@ -187,14 +232,25 @@ class EngineClient:
             self._loss = self._loop.create_task(self._lost())
         return None
 
+    def _tell(self, told: Told) -> None:
+        answer = self._asked.get(told.key)
+        if answer is None or answer.done():  # whoever asked has gone
+            return
+        if told.error is None:
+            answer.set_result(told.value)
+        else:
+            answer.set_exception(NotDone(told.error))
+
     def _deliver(self, report: Report) -> None:
         self.stats = report.stats
+        self.queues = report.queues or self.queues
         if self.on_report is not None:
             self.on_report(report)
         for refusal in report.refusals:
             stream = self._open.pop(refusal.key, None)
             if stream is not None:
-                stream.refuse(Refused(refusal.reason, refusal.message, refusal.status))
+                told = (refusal.reason, refusal.message, refusal.status, refusal.retry_after_s)
+                stream.refuse(Refused(*told))
         for produced in report.produced:
             stream = self._open.get(produced.key)
             if stream is None:  # aborted since

@@ -6,48 +6,36 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable
-from typing import Protocol
 
-from engines.request import Output, Refused, Request
+from engines.request import Output, Refused
+from engines.routes import DEFAULT
 from engines.server.channel import Channel
-from engines.server.wire import Abort, Add, Died, Left, Message, Pass, Produced, Refusal, Report
-from engines.stats import Stats
+from engines.server.control import answer
+from engines.server.step_trace import StepTrace
+from engines.server.wire import Abort, Add, Ask, Died, Left, Message, Pass, Produced, Refusal, Report
 from engines.step_log import Ending, RequestRecord, StepLog, StepRecord
+from engines.turns import Engines
 
 LAST_WORDS_S = 1.0
 """How long the reason of a failure may wait for a server that is slow to take it."""
-
-
-class Engine(Protocol):
-    """What the loop needs of engines.engine.Engine."""
-
-    clock: Callable[[], float]  # seconds
-
-    def add(self, request: Request, arrival: float | None = None) -> int: ...
-
-    def abort(self, seq_id: int, reason: str = ...) -> None: ...
-
-    def step(self) -> list[Output]: ...
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def next_wakeup(self, now: float) -> float | None: ...
-
-    def stats(self) -> Stats: ...
+QUEUES_EVERY_S = 0.5
+"""How often the queues are looked through for /metrics, while there is work."""
 
 
 class ReportLog:
     """Stands where the engine's StepLog stands: keeps what the next report tells of, and passes every row on
     to the files, if there are any."""
 
-    def __init__(self, files: StepLog | None) -> None:
+    def __init__(self, files: StepLog | None, route: str = DEFAULT, shared: ReportLog | None = None) -> None:
+        """One for each route; `shared` is the first of them."""
         self._files = files
-        self._passes: list[Pass] = []
-        self._left: list[Left] = []
+        self._route = route
+        self._passes: list[Pass] = [] if shared is None else shared._passes
+        self._left: list[Left] = [] if shared is None else shared._left
+        self.trace: StepTrace = StepTrace() if shared is None else shared.trace
 
     def step(self, record: StepRecord) -> None:
+        self.trace.add(self._route, record)
         self._passes.append(Pass(sum(record.tokens), record.duration_ns, record.host_gap_ns))
         if self._files is not None:
             self._files.step(record)
@@ -79,20 +67,22 @@ class ReportLog:
 
     def take(self) -> tuple[list[Pass], list[Left]]:
         """What has come since the last call."""
-        taken = self._passes, self._left
-        self._passes, self._left = [], []
+        taken = list(self._passes), list(self._left)
+        self._passes.clear()
+        self._left.clear()
         return taken
 
 
 class EngineLoop:
     """Runs until the server says no more, or until the engine fails."""
 
-    def __init__(self, engine: Engine, log: ReportLog, channel: Channel) -> None:
+    def __init__(self, engine: Engines, log: ReportLog, channel: Channel) -> None:
         self._engine = engine
         self._log = log
         self._channel = channel
         self._seq_ids: dict[int, int] = {}  # by key, of the requests whose last output has not left
         self._keys: dict[int, int] = {}  # by seq_id
+        self._queues_due = 0.0  # on the engine's clock; 0: at once
 
     def run(self) -> str | None:
         """None when the server has ended it, else why the engine has failed; the server is told first."""
@@ -130,14 +120,17 @@ class EngineLoop:
         for command in commands:
             if isinstance(command, Add):
                 try:
-                    seq_id = self._engine.add(command.request, command.arrival_ns / 1e9)
+                    seq_id = self._engine.add(command.request, command.arrival_ns / 1e9, command.route)
                 except Refused as refused:
-                    refusals.append(Refusal(command.key, refused.reason, refused.message, refused.status))
+                    told = (refused.reason, refused.message, refused.status, refused.retry_after_s)
+                    refusals.append(Refusal(command.key, *told))
                 else:
                     self._seq_ids[command.key], self._keys[seq_id] = seq_id, command.key
             elif isinstance(command, Abort):
                 if command.key in self._seq_ids:  # else its last output is on its way
                     self._engine.abort(self._seq_ids[command.key], command.reason)
+            elif isinstance(command, Ask):
+                self._channel.send(answer(command, self._engine, self._log.trace))
             else:
                 raise RuntimeError(f"the server sent {type(command).__name__} to a running engine")
         return refusals
@@ -150,5 +143,9 @@ class EngineLoop:
 
     def _report(self, produced: list[Produced], refusals: list[Refusal]) -> None:
         passes, left = self._log.take()
-        stats = self._engine.stats()
-        self._channel.send(Report(time.monotonic_ns(), stats, produced, refusals, passes, left))
+        stats, queues = self._engine.stats(), []
+        now = self._engine.clock()
+        idle = not self._engine.has_work  # the last word until there is work again
+        if idle or now >= self._queues_due:
+            queues, self._queues_due = self._engine.queues(), 0.0 if idle else now + QUEUES_EVERY_S
+        self._channel.send(Report(time.monotonic_ns(), stats, produced, refusals, passes, left, queues))

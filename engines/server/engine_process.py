@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -152,22 +153,35 @@ def main() -> int:
 def _serve(channel: Channel, start: Start) -> int:
     """Build what the configuration names and run it to its end. Raises ConfigError."""
     from engines.engine import Engine
+    from engines.routes import DEFAULT, routes_of, shares, sized_for_all
     from engines.runner import build_runner
     from engines.server.engine_loop import LAST_WORDS_S, EngineLoop, ReportLog
+    from engines.shared_runner import SharedRunner
+    from engines.turns import Engines
 
     config = start.config
-    engine_config = EngineConfig.from_mapping(config["engine"])
-    runner = build_runner(config["model"], engine_config, config["device"], config["dtype"], config["seed"])
-    log = ReportLog(None if start.records is None else _step_log(Path(start.records)))
+    routes = routes_of(config)
+    engine_config, size = routes[-1].engine, sized_for_all(routes)
+    runner = build_runner(config["model"], size, config["device"], config["dtype"], config["seed"])
+    records = None if start.records is None else Path(start.records)
+    log = ReportLog(None if records is None else _step_log(records))
+    logs = {DEFAULT: log}
     loaded = runner.loaded
-    engine = Engine(
-        engine_config,
-        runner,
-        num_kv_blocks=runner.num_kv_blocks,
-        eos_token_ids=loaded.tokenizer.eos_token_ids,
-        seed=config["seed"],
-        step_log=cast("StepLog", log),
-    )
+    made, ids = {}, itertools.count()
+    for route, (offset, num_kv_blocks) in zip(routes, shares(routes, runner.num_kv_blocks), strict=True):
+        if route.name != DEFAULT:
+            folder = None if records is None else records / "routes" / route.name
+            logs[route.name] = ReportLog(None if folder is None else _step_log(folder), route.name, log)
+        made[route.name] = Engine(
+            route.engine,
+            SharedRunner(runner, offset, engine_config.block_size) if offset else runner,
+            num_kv_blocks=num_kv_blocks,
+            eos_token_ids=loaded.tokenizer.eos_token_ids,
+            seed=config["seed"],
+            step_log=cast("StepLog", logs[route.name]),
+            ids=ids,
+        )
+    engine = Engines(made)
     info = runner.info()
     facts = {
         "model": loaded.name,
@@ -178,18 +192,20 @@ def _serve(channel: Channel, start: Start) -> int:
         "num_kv_blocks": runner.num_kv_blocks,
         "block_size": engine_config.block_size,
         "scheduler": engine_config.scheduler,
+        "routes": [route.name for route in routes],
         "engine_pid": os.getpid(),
     } | {key: info[key] for key in ("device", "dtype", "threads", "attention", "determinism", "parameters")}
     gc.collect()
     gc.freeze()  # weights and modules stay for good: no collection has to look at them again
     channel.send(Ready(facts, loaded.tokenizer.description(), engine.stats()))
     failure = EngineLoop(engine, log, channel).run()
-    ending = engine.end() if failure is None else None
+    endings = engine.end() if failure is None else []
     runner.close()
     try:
-        log.close()
-        if ending is not None:
-            log.end(ending)
+        for route_log in logs.values():
+            route_log.close()
+        for name, ending in zip(made, endings, strict=False):
+            logs[name].end(ending)
     except OSError as error:
         channel.send(Died(f"--records: cannot be written ({error.strerror or error})"))
         channel.drain(LAST_WORDS_S)

@@ -8,13 +8,14 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
-from engines.config import EngineConfig
 from engines.model.tokenizer import from_description
+from engines.routes import Route
 from engines.server.app import Server, ServerConfig, app_runner
 from engines.server.engine_client import EngineClient
 from engines.server.engine_process import EngineProcess
@@ -22,10 +23,20 @@ from engines.server.engine_process import EngineProcess
 SIGNAL_PATIENCE_S = 8.0  # how long a running iteration gets after a signal
 
 
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """From environment variables, and nowhere else."""
+
+    api_key: str | None = field(default=None, repr=False)
+    admin_token: str | None = field(default=None, repr=False)
+
+
 class Service:
     """Engine and application of one server."""
 
-    def __init__(self, host: str, engine: EngineConfig, api_key: str | None, process: EngineProcess) -> None:
+    def __init__(
+        self, server: Mapping[str, Any], routes: Sequence[Route], secrets: Secrets, process: EngineProcess
+    ) -> None:
         """Waits until the model is loaded. Raises ConfigError, one line, for what cannot work, and
         EngineDied."""
         ready = process.wait_ready()
@@ -37,11 +48,14 @@ class Service:
         self._tokenizer = from_description(ready.tokenizer)
         self._server_config = ServerConfig(
             model=ready.facts["model"],
-            engine=engine.name,
-            max_model_len=engine.max_model_len,
+            engine=routes[-1].engine.name,
+            max_model_len=routes[-1].engine.max_model_len,
             vocab_size=ready.facts["vocab_size"],
-            host=host,
-            api_key=api_key,
+            host=server["host"],
+            api_key=secrets.api_key,
+            admin_token=secrets.admin_token,
+            routes=tuple(routes),
+            metrics_tenants=server.get("metrics_tenants", 20),
         )
 
     def application(self) -> web.Application:

@@ -8,14 +8,17 @@ the records, never from buckets.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from engines.server.breakdown import Breakdown, Speeds
 from engines.server.engine_client import EngineClient, Stream
 from engines.server.wire import Report
 
@@ -63,10 +66,22 @@ class Metrics:
     """The server's figures. received = finished (stop, length, error) + aborted + refused, once nothing is
     open."""
 
-    def __init__(self, engine: EngineClient, model_name: str, engine_name: str, max_model_len: int) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        model_name: str,
+        engine_name: str,
+        max_model_len: int,
+        routes: Sequence[str] = ("default",),
+        tenants: int = 20,
+    ) -> None:
         self._engine = engine
         self._labels = {"model_name": model_name, "engine": engine_name}
+        self.breakdown = Breakdown(engine, routes, tenants)
+        self._speeds = Speeds()
         self.received = 0
+        self.timeout_warnings = 0
+        self.idle_streams = 0
         self.invalid: Counter[int] = Counter()  # answers that never reached the engine, by HTTP status
         self.refused: Counter[str] = Counter()
         self.ended: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
@@ -103,6 +118,7 @@ class Metrics:
 
     def on_report(self, report: Report) -> None:
         """What only the engine knows."""
+        self._speeds.note(report.stats, report.at_ns / 1e9)
         for step in report.passes:
             self.step_tokens.observe(step.tokens)
             self.step_time.observe(step.duration_ns / 1e9)
@@ -126,6 +142,7 @@ class Metrics:
 
     def on_ended(self, stream: Stream, reason: str) -> None:
         """A request left: stop | length | abort | error, or "refused " and why."""
+        self.breakdown.on_ended(stream, reason)
         if reason.startswith("refused "):
             self.refused[reason.removeprefix("refused ")] += 1
             return
@@ -154,6 +171,32 @@ class Metrics:
         yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_live / usable)
         for state, blocks in (("live", stats.kv_live), ("cached", stats.kv_cached), ("free", stats.kv_free)):
             yield self._gauge("batchmark:kv_blocks_" + state, f"KV blocks that are {state}.", blocks)
+        by_reason = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests in the queue; none is ever deferred here.",
+            labels=[*self._labels, "reason"],
+        )
+        for reason, count in (("capacity", stats.waiting), ("deferred", 0)):
+            by_reason.add_metric([*self._labels.values(), reason], count)
+        yield by_reason
+        for name, speed in self._speeds.per_s(stats, time.monotonic()).items():
+            text = f"{name.replace('_', ' ')} per second, over the last 10 seconds.".capitalize()
+            yield self._gauge(f"batchmark:{name}_per_second", text, speed)
+        yield self._counter("batchmark:prefill_tokens", "Prompt tokens computed.", stats.prefill_tokens)
+        yield self._counter("batchmark:decode_tokens", "Answer tokens computed.", stats.decode_tokens)
+        yield self._counter("batchmark:kv_blocks_released", "KV blocks let go.", stats.released_blocks)
+        text = "Iterations in which a sequence lost its KV since none was left."
+        yield self._counter("batchmark:kv_exhausted", text, stats.kv_exhausted)
+        text = "Passes that failed for want of memory."
+        yield self._counter("batchmark:out_of_memory", text, stats.out_of_memory)
+        text = "Requests that had to queue, by what was missing at their arrival."
+        yield self._by("batchmark:admission_waits", text, "reason", stats.waits)
+        text = "Requests whose client left, by where they were."
+        yield self._by("batchmark:cancellations", text, "state", stats.aborted)
+        timeouts = {"queue": self.refused["queue_timeout"], "stream_idle": self.idle_streams}
+        yield self._by("batchmark:timeouts", "Requests that the server gave up.", "kind", timeouts)
+        text = "Clients whose declared timeout is shorter than what the server may take."
+        yield self._counter("batchmark:client_timeout_warnings", text, self.timeout_warnings)
         yield self._counter("vllm:num_preemptions", "Sequences put back.", stats.preemptions)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens prefilled.", self.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", self.generated_tokens)
@@ -170,6 +213,7 @@ class Metrics:
         engines = (self.step_tokens, self.step_time, self.host_gap, self.queue, self.prefill, self.decode)
         for histogram in (*clients, *sizes, *engines):
             yield histogram.family(self._labels)
+        yield from self.breakdown.collect()
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=list(self._labels))
@@ -181,7 +225,7 @@ class Metrics:
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _by(self, name: str, text: str, label: str, counts: Counter[str] | Counter[int]) -> Metric:
+    def _by(self, name: str, text: str, label: str, counts: Mapping[Any, int]) -> Metric:
         family = CounterMetricFamily(name, text, labels=[*self._labels, label])
         for key, count in counts.items():
             family.add_metric([*self._labels.values(), str(key)], count)

@@ -77,6 +77,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 class Generation:
     """A checked body. `prompt` is text or token ids, `messages` a conversation: one of the two is None."""
 
+    model: str | None  # as the client named it
     prompt: str | list[int] | None
     messages: list[dict[str, str]] | None
     stream: bool
@@ -139,10 +140,10 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def parse_completion(body: Mapping[str, Any], model: str, vocab_size: int) -> Generation:
+def parse_completion(body: Mapping[str, Any], models: Sequence[str], vocab_size: int) -> Generation:
     """The body of POST /v1/completions. Raises ApiError."""
     _check_fields(body, COMPLETION_FIELDS)
-    check_model(body.get("model"), model)
+    check_model(body.get("model"), models)
     return _generation(
         body,
         prompt=_prompt(body, vocab_size),
@@ -151,10 +152,10 @@ def parse_completion(body: Mapping[str, Any], model: str, vocab_size: int) -> Ge
     )
 
 
-def parse_chat(body: Mapping[str, Any], model: str) -> Generation:
+def parse_chat(body: Mapping[str, Any], models: Sequence[str]) -> Generation:
     """The body of POST /v1/chat/completions. Raises ApiError."""
     _check_fields(body, CHAT_FIELDS)
-    check_model(body.get("model"), model)
+    check_model(body.get("model"), models)
     old = _integer(body, "max_tokens", 1)
     new = _integer(body, "max_completion_tokens", 1)
     if old is not None and new is not None and old != new:
@@ -178,6 +179,7 @@ def _generation(
     seed = _integer(body, "seed", -(2**63), 2**63 - 1)
     stream = _flag(body, "stream")
     return Generation(
+        model=body.get("model"),
         prompt=prompt,
         messages=messages,
         stream=stream,
@@ -317,15 +319,14 @@ def _check_fields(body: Mapping[str, Any], known: Sequence[str]) -> None:
         raise ApiError(f"{shown(name)} is not a field: {hint}", param=name[:100], code="unknown_parameter")
 
 
-def check_model(model: Any, served: str) -> None:
-    """Raises ApiError(404) when a client asks for another model than the one that is served."""
-    if model is None or model == served:
+def check_model(model: Any, served: Sequence[str]) -> None:
+    """Raises ApiError(404) when a client asks for a model by another name than those that are served."""
+    if model is None or model in served:
         return
+    names = " or ".join(shown(name) for name in served)
     if not isinstance(model, str):
-        raise _wrong("model", model, f'text: "{served}"')
-    raise ApiError(
-        f"model={shown(model)} is not served here: needs {shown(served)}", 404, "model", "model_not_found"
-    )
+        raise _wrong("model", model, f"text: {names}")
+    raise ApiError(f"model={shown(model)} is not served here: needs {names}", 404, "model", "model_not_found")
 
 
 def _same(value: Any, neutral: Any) -> bool:

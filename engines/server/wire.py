@@ -12,18 +12,19 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import orjson
 
 from engines.request import Request, SamplingParams
-from engines.stats import Stats
+from engines.stats import QueueState, Stats
 
 MAX_FRAME_BYTES = 1 << 28
 """Far above any prompt that the server's limit of a body lets through."""
 HEAD = struct.Struct("<IB")
 ABORT_REASONS = ("abort", "stop")
+QUESTIONS = ("limits", "steps")
 _COUNT = struct.Struct("<I")
 _INT32 = "i"
 
@@ -48,6 +49,7 @@ class Add:
     key: int
     arrival_ns: int
     request: Request
+    route: int = 0  # the number of the engine, in the order of engines.routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,25 @@ class Abort:
 
     key: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Server to engine, answered by one Told with the same key between two iterations. what: one of
+    QUESTIONS."""
+
+    key: int
+    what: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Engine to server. error: in one line, why it was not done; nothing has changed then."""
+
+    key: int
+    error: str | None
+    value: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +118,7 @@ class Refusal:
     reason: str
     message: str
     status: int
+    retry_after_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +150,13 @@ class Report:
     refusals: list[Refusal] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    queues: list[QueueState] = field(default_factory=list)  # of every route, or none: not in every report
 
 
-Message = Start | Add | Abort | Ready | Unfit | Died | Report
+Message = Start | Add | Abort | Ask | Ready | Unfit | Died | Report | Told
 
-_KINDS: dict[type, int] = {Start: 0, Add: 1, Abort: 2, Ready: 16, Unfit: 17, Died: 18, Report: 19}
+_KINDS: dict[type, int] = {Start: 0, Add: 1, Abort: 2, Ask: 3}
+_KINDS |= {Ready: 16, Unfit: 17, Died: 18, Report: 19, Told: 20}
 _TYPES = {kind: message for message, kind in _KINDS.items()}
 
 Types = tuple[type, ...]
@@ -145,17 +169,21 @@ _FLOAT: Types = (float,)
 _MAYBE_INT: Types = (int, _NONE)
 _MAYBE_STR: Types = (str, _NONE)
 
-# key, arrival_ns, max_tokens, temperature, top_p, seed, ignore_eos, stop_after, priority, tenant, class,
-# deadline_ms, label
-_ADD: Sequence[Types] = [_INT, _INT, _INT, _FLOAT, _FLOAT, _MAYBE_INT, (bool,), _MAYBE_INT, _INT]
+# key, route, arrival_ns, max_tokens, temperature, top_p, seed, ignore_eos, stop_after, priority, tenant,
+# class, deadline_ms, label
+_ADD: Sequence[Types] = [_INT, _INT, _INT, _INT, _FLOAT, _FLOAT, _MAYBE_INT, (bool,), _MAYBE_INT, _INT]
 _ADD = [*_ADD, _STR, _STR, (float, _NONE), _DICT]
 _START = (_DICT, _MAYBE_STR, _INT)
 _ABORT = (_INT, _STR)
 _READY = (_DICT, _DICT, _DICT)
 _TEXT = (_STR,)
-_REPORT = (_INT, _DICT, _LIST, _LIST, _LIST, _LIST)
+_REPORT = (_INT, _DICT, _LIST, _LIST, _LIST, _LIST, _LIST)
+_ASK = (_INT, _STR, _DICT)
+_TOLD = (_INT, _MAYBE_STR, _DICT)
+_QUEUE: Sequence[Types] = [*(_INT,) * 6, (float, int, _NONE), _DICT, _DICT]
+_QUEUE_FIELDS = tuple(f.name for f in fields(QueueState))
 _PRODUCED = (_INT, _LIST, _MAYBE_STR, _MAYBE_STR)
-_REFUSAL = (_INT, _STR, _STR, _INT)
+_REFUSAL = (_INT, _STR, _STR, _INT, _MAYBE_INT)
 _PASS = (_INT, _INT, _MAYBE_INT)
 _LEFT = (_INT, _MAYBE_INT, _MAYBE_INT)
 
@@ -187,6 +215,13 @@ def decode(kind: int, payload: bytes | memoryview) -> Message:
         if reason not in ABORT_REASONS:
             raise WireError(f"{reason!r:.60} is no reason to abort")
         return Abort(key, reason)
+    if message is Ask:
+        key, what, arguments = _checked(values, _ASK)
+        if what not in QUESTIONS:
+            raise WireError(f"{what!r:.60} is no question")
+        return Ask(key, what, arguments)
+    if message is Told:
+        return Told(*_checked(values, _TOLD))
     if message is Start:
         return Start(*_checked(values, _START))
     if message is Ready:
@@ -201,10 +236,15 @@ def _fields(message: Message) -> Sequence[Any]:
             message.at_ns,
             message.stats,
             [(p.key, p.token_ids, p.finish_reason, _text(p.error)) for p in message.produced],
-            [(r.key, r.reason, _text(r.message), r.status) for r in message.refusals],
+            [(r.key, r.reason, _text(r.message), r.status, r.retry_after_s) for r in message.refusals],
             [(p.tokens, p.duration_ns, p.host_gap_ns) for p in message.passes],
             [(r.queued_ns, r.prefill_ns, r.decode_ns) for r in message.left],
+            [list(vars(q).values()) for q in message.queues],
         )
+    if isinstance(message, Ask):
+        return (message.key, message.what, message.arguments)
+    if isinstance(message, Told):
+        return (message.key, _text(message.error), message.value)
     if isinstance(message, Abort):
         return (message.key, message.reason)
     if isinstance(message, Start):
@@ -221,6 +261,7 @@ def _add_payload(message: Add) -> bytes:
     request, sampling = message.request, message.request.sampling
     fields = [
         message.key,
+        message.route,
         message.arrival_ns,
         request.max_tokens,
         sampling.temperature,
@@ -250,8 +291,8 @@ def _add(payload: bytes | memoryview) -> Add:
         raise WireError(f"a request of {len(payload)} bytes that names {size} and {count} ids")
     head = _checked(_json(payload[start : start + size]), _ADD)
     ids.frombytes(payload[start + size :])
-    key, arrival_ns, max_tokens, temperature, top_p, seed, ignore_eos, stop_after, priority, *rest = head
-    tenant, request_class, deadline_ms, label = rest
+    key, route, arrival_ns, max_tokens, temperature, top_p, seed, ignore_eos, stop_after, *rest = head
+    priority, tenant, request_class, deadline_ms, label = rest
     request = Request(
         prompt_token_ids=ids.tolist(),
         max_tokens=max_tokens,
@@ -264,11 +305,11 @@ def _add(payload: bytes | memoryview) -> Add:
         deadline_ms=deadline_ms,
         label=label,
     )
-    return Add(key, arrival_ns, request)
+    return Add(key, arrival_ns, request, route)
 
 
 def _report(values: Any) -> Report:
-    at_ns, stats, produced, refusals, passes, left = _checked(values, _REPORT)
+    at_ns, stats, produced, refusals, passes, left, queues = _checked(values, _REPORT)
     rows = [_checked(row, _PRODUCED) for row in produced]
     if not all(type(token) is int for _, token_ids, _, _ in rows for token in token_ids):
         raise WireError("a token id that is no number")
@@ -279,7 +320,15 @@ def _report(values: Any) -> Report:
         [Refusal(*_checked(row, _REFUSAL)) for row in refusals],
         [Pass(*_checked(row, _PASS)) for row in passes],
         [Left(*_checked(row, _LEFT)) for row in left],
+        [_queue(row) for row in queues],
     )
+
+
+def _queue(row: Any) -> QueueState:
+    values = dict(zip(_QUEUE_FIELDS, _checked(row, _QUEUE), strict=True))
+    if not all(type(count) is int for key in ("by_class", "by_tenant") for count in values[key].values()):
+        raise WireError("a number of waiting requests that is no number")
+    return QueueState(**values)
 
 
 def _stats(values: dict[str, Any]) -> Stats:

@@ -29,7 +29,7 @@ def check(cfg: DictConfig) -> None:
             continue
         wanted = rule(value)
         if wanted:
-            if key == "engine.api_key_env":  # it may be the key itself
+            if key.endswith("_env"):  # it may be the key itself
                 raise UsageError(f"{key}: needs {wanted}")
             shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
             raise UsageError(f"{key}={shown}: needs {wanted}")
@@ -122,6 +122,8 @@ RULES: dict[str, Rule] = {
     "dry_run": _flag,
     "server.host": _text,
     "server.port": _whole(0, 65535),
+    "server.log_format": _one_of("text", "json"),
+    "server.metrics_tenants": _whole(0, 1000),
     "output.dir": _text,
     "output.text": _flag,
     "model.name": _text,
@@ -139,6 +141,7 @@ RULES: dict[str, Rule] = {
     "slo.attainment": _number(0, 1),
     "engine.kind": _one_of("reference", "openai"),
     "engine.api_key_env": _variable,
+    "engine.admin_token_env": _variable,
     "engine.api": _one_of("completions", "chat"),
     "engine.model": _text_or_null,
     "engine.tokenizer": _text_or_null,

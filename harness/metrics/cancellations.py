@@ -11,7 +11,7 @@ from harness.metrics.engine import NO_ENGINE, joined
 from harness.metrics.percentiles import describe, empty_block
 from harness.metrics.run import Run
 
-STATES = ("queued", "prefill", "decode", "held")
+STATES = ("queued", "prefill", "decode", "preempted", "held")
 
 
 def cancellations(run: Run, frame: pd.DataFrame) -> tuple[dict[str, Any], dict[str, str]]:

@@ -68,7 +68,7 @@ def test_an_abort_of_a_preempted_sequence() -> None:
     driver.engine.abort(seq_id)
     driver.run()
     assert driver.reasons()[seq_id] == "abort"
-    assert driver.log.requests[seq_id].abort_state == "queued"
+    assert driver.log.requests[seq_id].abort_state == "preempted"
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

@@ -173,7 +173,7 @@ def test_whatever_happens(case: Case) -> None:
         if reasons[seq_id] == "abort":
             got = answers[seq_id]
             assert got == tokens[: len(got)]
-            assert record.abort_state in ("queued", "prefill", "decode", "held")
+            assert record.abort_state in ("queued", "prefill", "decode", "preempted", "held")
             assert (record.wasted_tokens == 0) == (record.admitted_ns is None)
         elif reasons[seq_id] == "queue_timeout":
             assert case.config.queue_timeout_ms is not None

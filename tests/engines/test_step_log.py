@@ -18,7 +18,7 @@ from tests.support.engine_driver import Driver, config
 def record(step: int, start_ns: int) -> StepRecord:
     values = {f.name: 0 for f in fields(StepRecord)}
     values |= {"step": step, "start_ns": start_ns, "host_gap_ns": None, "ids": [1, 2], "tokens": [5, 1]}
-    return StepRecord(**{**values, "kind": [0, 1]})
+    return StepRecord(**{**values, "kind": [0, 1], "preempted": [], "blocked": None})
 
 
 def test_what_an_engine_writes_is_what_is_read(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_cancellations(tmp_path: Path) -> None:
     ]
     found = build_summary(write_run(tmp_path, rows, engine=engine))["cancellations"]
     assert found["count"] == 3
-    assert found["by_state"] == {"queued": 1, "prefill": 0, "decode": 1, "held": 0}
+    assert found["by_state"] == {"queued": 1, "prefill": 0, "decode": 1, "preempted": 0, "held": 0}
     assert found["wasted_tokens"] == 130
     assert found["release_ms"]["n"] == 2
     assert found["release_ms"]["p50"] == pytest.approx(40)

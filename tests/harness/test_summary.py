@@ -67,7 +67,7 @@ CONTRACT: dict[str, set[str]] = {
         "energy_j_per_token",
     },
     "cancellations": {"count", "by_state", "wasted_tokens", "release_ms"},
-    "cancellations.by_state": {"queued", "prefill", "decode", "held"},
+    "cancellations.by_state": {"queued", "prefill", "decode", "preempted", "held"},
     "cancellations.release_ms": BLOCK,
     "client": {"backend", "send_lag_ms", "loop_lag_ms", "cpu_s_per_1k_tokens"},
     "client.send_lag_ms": BLOCK,

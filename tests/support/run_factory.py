@@ -130,6 +130,8 @@ def step(index: int, start: float, duration: float, **changes: Any) -> dict[str,
         "ids": [0],
         "tokens": [1],
         "kind": [1],
+        "preempted": [],
+        "blocked": None,
     }
     return {**row, **changes}
 

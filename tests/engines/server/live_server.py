@@ -4,11 +4,12 @@ sockets."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -18,10 +19,13 @@ from engines.batch import RaggedBatch, StepResult
 from engines.config import EngineConfig
 from engines.engine import Engine
 from engines.model.tokenizer import ByteTokenizer
+from engines.routes import DEFAULT, Route, shares
 from engines.server.app import Server, ServerConfig, app_runner
 from engines.server.channel import Channel, socket_pair
 from engines.server.engine_client import EngineClient
 from engines.server.engine_loop import EngineLoop, ReportLog
+from engines.shared_runner import SharedRunner
+from engines.turns import Engines
 from tests.support.mock_runner import VOCAB, MockRunner
 
 PATIENCE_S = 8.0
@@ -64,8 +68,12 @@ class LiveServer:
         send_buffer: int | None = None,
         host: str = "127.0.0.1",
         api_key: str | None = None,
+        admin_token: str | None = None,
+        routes: Sequence[Route] = (),
+        tenants: int = 20,
         **settings: Any,
     ) -> None:
+        """`routes` stand before the default one and have the same pool size."""
         values: dict[str, Any] = {
             "max_num_seqs": 4,
             "max_model_len": 512,
@@ -73,27 +81,44 @@ class LiveServer:
             "num_kv_blocks": 600,
         }
         values["max_num_batched_tokens"] = 32 if scheduler == "chunked" else 512
-        self.config = EngineConfig(name=scheduler, scheduler=scheduler, **(values | settings))
+        self.config = EngineConfig(**({"name": scheduler, "scheduler": scheduler} | values | settings))
         runner: Any = MockRunner(self.config.num_kv_blocks or 0, self.config.block_size)
         self.runner = GatedRunner(wrap(runner) if wrap else runner)
         if not gated:
             self.runner.open_gate()
         log = ReportLog(None)
-        self.raw_engine = Engine(
-            self.config,
-            self.runner,
-            num_kv_blocks=self.config.num_kv_blocks or 0,
-            eos_token_ids=(),
-            step_log=log,  # type: ignore[arg-type]
-        )
+        every = [*routes, Route(DEFAULT, self.config, 1.0 - sum(route.kv_share for route in routes))]
+        made, ids = {}, itertools.count()
+        for route, (offset, blocks) in zip(every, shares(every, self.config.num_kv_blocks or 0), strict=True):
+            own = log if route.name == DEFAULT else ReportLog(None, route.name, log)
+            made[route.name] = Engine(
+                route.engine,
+                SharedRunner(self.runner, offset, self.config.block_size),
+                num_kv_blocks=blocks,
+                eos_token_ids=(),
+                step_log=own,  # type: ignore[arg-type]
+                ids=ids,
+            )
+        self.engines = Engines(made)
+        self.raw_engine = made[DEFAULT]
         ours, self._engine_end = socket_pair()
-        loop = EngineLoop(self.raw_engine, log, Channel(self._engine_end))
+        loop = EngineLoop(self.engines, log, Channel(self._engine_end))
         self._thread = threading.Thread(target=self._run, args=(loop,), name="engine", daemon=True)
         self._channel = Channel(ours)
-        self.engine = EngineClient(self._channel, self.raw_engine.stats(), lambda: "it has gone")
+        self.engine = EngineClient(self._channel, self.engines.stats(), lambda: "it has gone")
         vocab = min(VOCAB, 256)
         self.server = Server(
-            ServerConfig("mock", scheduler, self.config.max_model_len, vocab, host, api_key),
+            ServerConfig(
+                "mock",
+                scheduler,
+                self.config.max_model_len,
+                vocab,
+                host,
+                api_key,
+                admin_token,
+                tuple(every),
+                tenants,
+            ),
             self.engine,
             ByteTokenizer(VOCAB),
         )

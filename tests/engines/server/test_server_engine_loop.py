@@ -19,6 +19,7 @@ from engines.request import Request
 from engines.server.channel import Channel, socket_pair
 from engines.server.engine_loop import EngineLoop, ReportLog
 from engines.server.wire import Abort, Add, Died, Message, Report
+from engines.turns import Engines
 from tests.engines.server.live_server import PATIENCE_S, GatedRunner
 from tests.support.mock_runner import MockRunner
 from tests.support.mock_runner import answer as oracle
@@ -46,7 +47,7 @@ class Other:
         self.seen: list[Message] = []
         self.waits = 0
         self.failure: str | None = "not ended"
-        loop = EngineLoop(self.engine, log, self._counting(Channel(self.theirs)))
+        loop = EngineLoop(Engines({"default": self.engine}), log, self._counting(Channel(self.theirs)))
         self.thread = threading.Thread(target=self._run, args=(loop,), daemon=True)
         self.thread.start()
 

@@ -17,7 +17,7 @@ VOCAB = 384
 
 
 def completion(**fields: Any) -> Any:
-    return parse_completion({"model": "tiny", "prompt": "hi", **fields}, "tiny", VOCAB)
+    return parse_completion({"model": "tiny", "prompt": "hi", **fields}, ("tiny",), VOCAB)
 
 
 def refused(**fields: Any) -> ApiError:
@@ -73,7 +73,7 @@ def test_defaults_are_openais() -> None:
         1.0,
         False,
     )
-    chat = parse_chat({"messages": [{"role": "user", "content": "x"}]}, "tiny")
+    chat = parse_chat({"messages": [{"role": "user", "content": "x"}]}, ("tiny",))
     assert chat.to_request([1] * 30, 100).max_tokens == 70
 
 
@@ -189,17 +189,19 @@ def test_stop_after_lies_within_max_tokens() -> None:
 )
 def test_messages_are_checked(messages: Any, words: str) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_chat({"messages": messages}, "tiny")
+        parse_chat({"messages": messages}, ("tiny",))
     assert words in caught.value.message
 
 
 def test_text_parts_are_joined_and_the_two_limits_agree() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    asked = parse_chat({"messages": [{"role": "user", "content": parts}], "max_completion_tokens": 3}, "tiny")
+    asked = parse_chat(
+        {"messages": [{"role": "user", "content": parts}], "max_completion_tokens": 3}, ("tiny",)
+    )
     assert asked.messages == [{"role": "user", "content": "ab"}]
     assert asked.max_tokens == 3
     with pytest.raises(ApiError, match="max_completion_tokens=3"):
-        parse_chat({"messages": asked.messages, "max_completion_tokens": 3, "max_tokens": 4}, "tiny")
+        parse_chat({"messages": asked.messages, "max_completion_tokens": 3, "max_tokens": 4}, ("tiny",))
 
 
 @pytest.mark.parametrize("depth", [100, 500, 1000])
@@ -207,7 +209,7 @@ def test_text_parts_are_joined_and_the_two_limits_agree() -> None:
 def test_a_value_of_any_depth_is_only_refused(name: str, depth: int) -> None:
     body = {"prompt": "x", **parse_json(f'{{"{name}":{"[" * depth}{"]" * depth}}}'.encode())}
     with pytest.raises(ApiError) as caught:
-        parse_completion(body, "tiny", 256)
+        parse_completion(body, ("tiny",), 256)
     assert (caught.value.status, name in caught.value.message) == (400, True)
 
 
@@ -245,7 +247,7 @@ FIELDS += ("seed", "stop", "n", "ignore_eos", "priority", "batchmark", "return_t
 @given(st.dictionaries(st.sampled_from(FIELDS), anything))
 def test_nothing_but_a_refusal_comes_of_nonsense(body: dict[str, Any]) -> None:
     refusals = []
-    for parse in (lambda: parse_completion(body, "tiny", VOCAB), lambda: parse_chat(body, "tiny")):
+    for parse in (lambda: parse_completion(body, ("tiny",), VOCAB), lambda: parse_chat(body, ("tiny",))):
         try:
             parse()
         except ApiError as error:

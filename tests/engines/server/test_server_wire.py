@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engines.request import Request, SamplingParams
 from engines.server import wire
 from engines.server.wire import Abort, Add, Died, Left, Message, Pass, Produced, Ready, Refusal, Report, Start
-from engines.stats import Stats
+from engines.stats import QueueState, Stats
 
 numbers = st.integers(-(2**63), 2**63 - 1)
 counts = st.integers(0, 2**63 - 1)
@@ -39,19 +39,29 @@ requests = st.builds(
     deadline_ms=st.none() | floats,
     label=st.dictionaries(texts, st.none() | texts | counts, max_size=3),
 )
+queues = st.builds(
+    QueueState,
+    **dict.fromkeys(("running", "waiting", "waiting_tokens", "kv_live", "kv_usable", "admissible"), counts),
+    wait_s=st.none() | floats,
+    by_class=tallies,
+    by_tenant=tallies,
+)
 reports = st.builds(
     Report,
     counts,
     stats,
     st.lists(st.builds(Produced, counts, st.lists(counts, max_size=5), st.none() | texts, st.none() | texts)),
-    st.lists(st.builds(Refusal, counts, texts, texts, counts)),
+    st.lists(st.builds(Refusal, counts, texts, texts, counts, maybe)),
     st.lists(st.builds(Pass, counts, counts, maybe)),
     st.lists(st.builds(Left, counts, maybe, maybe)),
+    st.lists(queues),
 )
 open_fields = st.dictionaries(texts, st.none() | texts | counts | floats | st.lists(counts), max_size=4)
 messages = st.one_of(
     st.builds(Start, open_fields, st.none() | texts, counts),
-    st.builds(Add, counts, counts, requests),
+    st.builds(Add, counts, counts, requests, counts),
+    st.builds(wire.Ask, counts, st.sampled_from(wire.QUESTIONS), open_fields),
+    st.builds(wire.Told, counts, st.none() | texts, open_fields),
     st.builds(Abort, counts, st.sampled_from(wire.ABORT_REASONS)),
     st.builds(Ready, open_fields, open_fields, stats),
     st.builds(wire.Unfit, texts),
@@ -114,12 +124,12 @@ STATS: dict[str, Any] = {"running": 0, "waiting": 0, "kv_live": 0, "kv_cached": 
         (Abort(1, "abort"), [1]),
         (Abort(1, "abort"), {"key": 1, "reason": "abort"}),
         (Died("x"), [None]),
-        (Report(1, Stats(**STATS)), [1, STATS, [[1, ["2"], None, None]], [], [], []]),
-        (Report(1, Stats(**STATS)), [1, STATS, [[1, [2], None]], [], [], []]),
-        (Report(1, Stats(**STATS)), [1, STATS | {"more": 1}, [], [], [], []]),
-        (Report(1, Stats(**STATS)), [1, STATS | {"running": "1"}, [], [], [], []]),
-        (Report(1, Stats(**STATS)), [1, {}, [], [], [], []]),
-        (Report(1, Stats(**STATS)), [1, STATS, [], [], [[1, 2.5, None]], []]),
+        (Report(1, Stats(**STATS)), [1, STATS, [[1, ["2"], None, None]], [], [], [], []]),
+        (Report(1, Stats(**STATS)), [1, STATS, [[1, [2], None]], [], [], [], []]),
+        (Report(1, Stats(**STATS)), [1, STATS | {"more": 1}, [], [], [], [], []]),
+        (Report(1, Stats(**STATS)), [1, STATS | {"running": "1"}, [], [], [], [], []]),
+        (Report(1, Stats(**STATS)), [1, {}, [], [], [], [], []]),
+        (Report(1, Stats(**STATS)), [1, STATS, [], [], [[1, 2.5, None]], [], []]),
     ],
 )
 def test_a_field_of_another_type_is_refused(like: Message, values: Any) -> None:
