@@ -44,6 +44,14 @@ class RaggedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """KV blocks that change places before a pass: first all of `out`, in any order, then all of `back`."""
+
+    out: tuple[tuple[int, int], ...]  # device block to host block
+    back: tuple[tuple[int, int], ...]  # host block to device block
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What one pass produced."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from engines.plugins import PluginError
 
 SALTS = ("none", "tenant")
+PREEMPTIONS = ("recompute", "swap")
 VICTIMS = ("newest", "least_urgent")
 RESERVATIONS = ("on_demand", "prompt", "prompt_plus_max_tokens", "max_model_len", "predicted_peak")
 LONGEST_MS = 1e9
@@ -60,6 +61,8 @@ class EngineConfig:
     queue: str = "fcfs"
     victim: str = "newest"
     kv_watermark: float = 0.0
+    preemption: str = "recompute"
+    swap_memory_gb: float = 1.0
     prefix_cache: bool = False
     prefix_cache_salt: str = "none"
     policy: Mapping[str, Any] = field(default_factory=dict)
@@ -68,6 +71,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         whole_prompts = self._check_policies()
         _choice("engine.victim", self.victim, VICTIMS)
+        _choice("engine.preemption", self.preemption, PREEMPTIONS)
         _choice("engine.reservation", self.reservation, RESERVATIONS)
         _choice("engine.prefix_cache_salt", self.prefix_cache_salt, SALTS)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
@@ -89,6 +93,8 @@ class EngineConfig:
                 f"engine.max_queue_delay_ms={self.max_queue_delay_ms}: needs 0 or more, at most "
                 f"{LONGEST_MS:g}"
             )
+        if not self.swap_memory_gb > 0:
+            raise ConfigError(f"engine.swap_memory_gb={self.swap_memory_gb}: needs a size above 0")
         if not 0 <= self.kv_watermark < 1:
             raise ConfigError(
                 f"engine.kv_watermark={self.kv_watermark}: needs a share of the pool, from 0 to below 1"

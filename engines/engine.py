@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from engines import integrity
 from engines.admission import blocked
 from engines.assembly import assemble, sampling_arrays
-from engines.batch import RaggedBatch, Sampling, StepResult
+from engines.batch import Copies, RaggedBatch, Sampling, StepResult
 from engines.config import ConfigError, EngineConfig
 from engines.gate import Change, Gate
 from engines.kv_pool import BlockPool, IntegrityError
@@ -33,6 +33,8 @@ from engines.step_log import Ending, RequestRecord, StepLog
 
 class Runner(Protocol):
     def run(self, batch: RaggedBatch) -> StepResult: ...
+
+    def copy(self, copies: Copies) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -63,9 +65,10 @@ class _Live:
 class Engine:
     """Raises ConfigError when the pool cannot hold what the reservation asks for.
 
-    `num_kv_blocks` counts the null block. `eos_token_ids` end an answer unless the request says ignore_eos or
-    carries stop_after, which then decides alone. Times of `clock` are seconds; the records take them as
-    nanoseconds. Not thread-safe: whoever drives it calls every method from one thread."""
+    `num_kv_blocks` counts the null block, `num_host_blocks` those of host memory, for preemption=swap.
+    `eos_token_ids` end an answer unless the request says ignore_eos or carries stop_after, which then decides
+    alone. Times of `clock` are seconds; the records take them as nanoseconds. Not thread-safe: whoever drives
+    it calls every method from one thread."""
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class Engine:
         runner: Runner,
         *,
         num_kv_blocks: int,
+        num_host_blocks: int = 0,
         clock: Callable[[], float] = time.monotonic,
         eos_token_ids: Collection[int] = (),
         seed: int = 0,
@@ -85,7 +89,7 @@ class Engine:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.seed = seed
         self.pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_cache)
-        self.scheduler = build_scheduler(config, self.pool)
+        self.scheduler = build_scheduler(config, self.pool, num_host_blocks)
         needed = self.pool.blocks_for(config.max_model_len)
         if config.reservation == "max_model_len" and needed > self.pool.usable:
             raise ConfigError(
@@ -188,7 +192,8 @@ class Engine:
         return outputs
 
     def _iterate(self, plan: Plan, now: float) -> None:
-        tally = self.recorder.planned(plan)
+        copies = self.scheduler.preemption.take_copies()
+        tally = self.recorder.planned(plan, copies)
         occupancy = self._occupancy()
         entered = [e.seq for e in plan.entries if self._live[e.seq.seq_id].record.admitted_ns is None]
         for entry in plan.entries:
@@ -200,6 +205,8 @@ class Engine:
         pad_rows = 0
         why = blocked(self.scheduler, plan)
         start = self.clock()
+        if copies is not None:  # if it fails, KV of others is lost as well: nobody catches that
+            self.runner.copy(copies)
         try:
             result = self.runner.run(batch)
         except Exception as error:  # out of memory, say: it costs the sequences of this pass, not the engine

@@ -31,13 +31,14 @@ def check(scheduler: Scheduler, sequences: Iterable[Sequence]) -> None:
         if seq.status is Status.FINISHED and seq in placed:
             raise IntegrityError(f"sequence {seq.seq_id} has finished but is still scheduled")
         _check_tokens(scheduler, seq)
-    order = [scheduler.waiting.key(seq) for seq in scheduler.waiting]
-    if order != sorted(order):
-        raise IntegrityError(f"the queue is out of its order: {order}")
+    disorder = scheduler.waiting.disorder()
+    if disorder is not None:
+        raise IntegrityError(disorder)
     seats = len(scheduler.running) + len(scheduler.ended)
     if seats > scheduler.config.max_num_seqs:
         raise IntegrityError(f"{seats} sequences have seats, max_num_seqs is {scheduler.config.max_num_seqs}")
     scheduler.pool.check(seq.block_table for seq in sequences)
+    scheduler.preemption.check(sequences, scheduler.pool)
 
 
 def _check_tokens(scheduler: Scheduler, seq: Sequence) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engines.batch import Copies
 from engines.plan import Kind, Plan
 from engines.request import Request
 from engines.sequence import Sequence
@@ -54,8 +55,8 @@ class Recorder:
             self.counters.prefix_cache_hits += seq.num_cached - record.cached_tokens
             record.cached_tokens = seq.num_cached
 
-    def planned(self, plan: Plan) -> Counters:
-        """What the pass will compute, by use. Before the pass moves num_computed."""
+    def planned(self, plan: Plan, copies: Copies | None) -> Counters:
+        """What the pass will compute, by use, and copy. Before the pass moves num_computed."""
         tally, total = Counters(), self.counters
         for entry in plan.entries:
             tally.left_pad_tokens += entry.left_pad
@@ -73,6 +74,10 @@ class Recorder:
         total.decode_tokens += tally.decode_tokens
         total.recomputed_tokens += tally.recomputed_tokens
         total.preemptions += len(plan.preempted)
+        if copies is not None:
+            tally.swapped_out, tally.swapped_in = len(copies.out), len(copies.back)
+            total.swapped_out += tally.swapped_out
+            total.swapped_in += tally.swapped_in
         total.kv_exhausted += bool(plan.preempted)
         return tally
 
@@ -112,6 +117,8 @@ class Recorder:
                     kv_cached=occupancy.kv_cached,
                     kv_free=occupancy.kv_free,
                     preemptions=preemptions - self._logged[0],
+                    swapped_out=tally.swapped_out,
+                    swapped_in=tally.swapped_in,
                     refusals=refusals - self._logged[1],
                     ids=[entry.seq.seq_id for entry in plan.entries],
                     tokens=[entry.num_tokens for entry in plan.entries],
@@ -130,6 +137,7 @@ class Recorder:
         if self.log is not None:
             record.output_tokens = seq.num_tokens - seq.prompt_len
             record.preemptions = seq.num_preemptions
+            record.swaps = seq.num_swaps
             record.recomputed_tokens = seq.num_recomputed
             if record.finish_reason == "abort":
                 computed = seq.max_computed - seq.num_cached

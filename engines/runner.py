@@ -40,7 +40,7 @@ prepare_torch()
 import torch  # noqa: E402
 
 from engines import sampler  # noqa: E402
-from engines.batch import NULL_BLOCK, RaggedBatch, StepResult  # noqa: E402
+from engines.batch import NULL_BLOCK, Copies, RaggedBatch, StepResult  # noqa: E402
 from engines.config import ConfigError, EngineConfig, thread_count  # noqa: E402
 from engines.model.base import ForwardContext  # noqa: E402
 from engines.model.invariance import BITWISE, find_row_guarantee  # noqa: E402
@@ -83,6 +83,7 @@ class ModelRunner:
         config.check_context(engine.max_model_len)
         self.loaded = loaded
         self.num_kv_blocks = kv_blocks(engine, config.kv_bytes_per_token(dtype.itemsize))
+        self.num_host_blocks = host_blocks(engine, config.kv_bytes_per_token(dtype.itemsize))
         self._device, self._dtype = device, dtype
         kv_bytes = self.num_kv_blocks * engine.block_size * config.kv_bytes_per_token(dtype.itemsize)
         check_memory(kv_bytes, available_memory(device), engine, self.num_kv_blocks)
@@ -95,13 +96,25 @@ class ModelRunner:
         ]
         self._k_caches = [k for k, _ in caches]
         self._v_caches = [v for _, v in caches]
-        self._kv_bytes = sum(t.numel() * t.element_size() for pair in caches for t in pair)
+        self._caches = [*self._k_caches, *self._v_caches]
+        self._kv_bytes = sum(t.numel() * t.element_size() for t in self._caches)
+        self._host_caches = self._allocate_host()
         self._rows = find_row_guarantee(
             loaded.model.row_probes(), engine.max_num_batched_tokens, engine.max_num_seqs, device, dtype
         )
         self._determinism = self._rows.guarantee
         if self._determinism == BITWISE and self._backend.name == "torch":
             self._determinism = "not bitwise: the torch attention adds in an order that depends on the chunk"
+
+    @torch.inference_mode()
+    def copy(self, copies: Copies) -> None:
+        """Blocks to host memory, and then back. On CUDA these are transfers from and to pinned memory, in
+        the stream of the passes: what comes later waits for them, the host does not."""
+        for device, host in zip(self._caches, self._host_caches, strict=True):
+            for block, place in copies.out:
+                host[place].copy_(device[block], non_blocking=True)
+            for place, block in copies.back:
+                device[block].copy_(host[place], non_blocking=True)
 
     @torch.inference_mode()
     def run(self, batch: RaggedBatch) -> StepResult:
@@ -128,6 +141,15 @@ class ModelRunner:
         )
         return StepResult(sampler.sample(logits[:samples], batch.sampling), pad)
 
+    def _allocate_host(self) -> list[torch.Tensor]:
+        """Like the caches, on the host. The memory is touched now: a system that gives it out only when it
+        is written would end the server in the middle of a run."""
+        pinned = self._device.type == "cuda"
+        return [
+            torch.zeros(self.num_host_blocks, *cache.shape[1:], dtype=cache.dtype, pin_memory=pinned)
+            for cache in self._caches
+        ]
+
     def info(self) -> dict[str, Any]:
         """What a run records about its engine. Bytes and counts."""
         return {
@@ -140,6 +162,7 @@ class ModelRunner:
             "parameters": self.loaded.parameters,
             "kv_bytes": self._kv_bytes,
             "num_kv_blocks": self.num_kv_blocks,
+            "num_host_blocks": self.num_host_blocks,
         }
 
     def close(self) -> None:
@@ -185,6 +208,21 @@ def kv_blocks(engine: EngineConfig, bytes_per_token: int) -> int:
             f"{needed}, the null block included"
         )
     return min(blocks, engine.max_num_seqs * per_sequence + 1)
+
+
+def host_blocks(engine: EngineConfig, bytes_per_token: int) -> int:
+    """Blocks of host memory for preempted sequences. Raises ConfigError."""
+    if engine.preemption != "swap":
+        return 0
+    bytes_per_block = bytes_per_token * engine.block_size
+    blocks = int(engine.swap_memory_gb * 1e9 / bytes_per_block)
+    free = available_memory(torch.device("cpu"))
+    if blocks < 1 or blocks * bytes_per_block > free:
+        raise ConfigError(
+            f"engine.swap_memory_gb={engine.swap_memory_gb}: needs at least one block, "
+            f"{bytes_per_block / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
+        )
+    return blocks
 
 
 def check_memory(kv_bytes: int, available: int, engine: EngineConfig, num_kv_blocks: int) -> None:

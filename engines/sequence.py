@@ -34,16 +34,18 @@ class Sequence:
     deadline: float | None = None  # on the engine's clock: when its last token is due
     status: Status = Status.WAITING
     num_tokens: int = -1  # prompt and answer so far
-    num_computed: int = 0  # without a seat: what the prefix cache had of it at the last look
+    num_computed: int = 0  # without a seat: what a seat would give it, from the cache or the host
     max_computed: int = 0  # the furthest that num_computed ever was: what lies below is recomputation
     num_cached: int = 0  # prompt tokens that the prefix cache had, so that it never computed them
     num_published: int = 0  # blocks of its table that others can find
     num_padded: int = 0  # positions computed for nobody, after the answer had ended
     num_preemptions: int = 0
     num_recomputed: int = 0  # tokens computed again after preemptions
+    num_swaps: int = 0  # preemptions after which its KV was put away in host memory
     block_table: array[int] = field(
         default_factory=lambda: array("i")
     )  # int32: numpy copies it without a loop
+    host_table: array[int] = field(default_factory=lambda: array("i"))  # blocks of the host
     block_keys: list[Hashable] = field(default_factory=list)  # what its full blocks hold; only compared
 
     def __post_init__(self) -> None:
@@ -54,6 +56,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens to compute before the next one can be sampled; at least 1 while the answer goes on."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def swapped(self) -> bool:
+        """Its KV, up to num_computed, is in host memory."""
+        return bool(self.host_table)
 
     @property
     def decoding(self) -> bool:

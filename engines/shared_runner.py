@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.batch import NULL_BLOCK, RaggedBatch, StepResult
+from engines.batch import NULL_BLOCK, Copies, RaggedBatch, StepResult
 
 
 class SharedRunner:
@@ -28,3 +28,12 @@ class SharedRunner:
             )
         result: StepResult = self._runner.run(batch)
         return result
+
+    def copy(self, copies: Copies) -> None:
+        """Host memory belongs to the default route alone: its blocks keep their numbers."""
+        self._runner.copy(
+            Copies(
+                tuple((block + self._offset, host) for block, host in copies.out),
+                tuple((host, block + self._offset) for host, block in copies.back),
+            )
+        )

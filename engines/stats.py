@@ -20,6 +20,8 @@ class Counters:
     ended_rows: int = 0  # rows of a static batch whose answer had ended
     left_pad_tokens: int = 0
     preemptions: int = 0
+    swapped_out: int = 0  # blocks copied to host memory, of preempted sequences
+    swapped_in: int = 0  # and back
     refusals: dict[str, int] = field(default_factory=dict)  # by reason
     finished: dict[str, int] = field(default_factory=dict)  # by finish_reason
     waits: dict[str, int] = field(default_factory=dict)  # why accepted requests had to queue, at arrival

@@ -52,6 +52,8 @@ class StepRecord:
     kv_cached: int
     kv_free: int
     preemptions: int  # since the last row
+    swapped_out: int  # blocks copied to host memory before the pass, in its duration
+    swapped_in: int  # and back
     refusals: int  # since the last row
     ids: list[int]
     tokens: list[int]
@@ -81,6 +83,7 @@ class RequestRecord:
     refusal: str | None = None
     output_tokens: int = 0
     preemptions: int = 0
+    swaps: int = 0  # of them those after which its KV was put away in host memory
     recomputed_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens that the prefix cache had
     abort_state: str | None = None  # queued | prefill | decode | held

@@ -19,9 +19,10 @@ def scheduler_class(name: str) -> type[Scheduler]:
     return found
 
 
-def build(config: EngineConfig, pool: BlockPool) -> Scheduler:
-    """The scheduler that the configuration names, with the objects for its other decisions."""
+def build(config: EngineConfig, pool: BlockPool, num_host_blocks: int = 0) -> Scheduler:
+    """The scheduler that the configuration names, with the objects for its other decisions.
+    `num_host_blocks`: of host memory, for preemption=swap."""
     waiting = queues.queue_class(config.queue)()
     return scheduler_class(config.scheduler)(
-        config, pool, waiting, reservation.build(config), preemption.build(config, waiting)
+        config, pool, waiting, reservation.build(config), preemption.build(config, waiting, num_host_blocks)
     )

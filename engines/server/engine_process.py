@@ -176,6 +176,7 @@ def _serve(channel: Channel, start: Start) -> int:
             route.engine,
             SharedRunner(runner, offset, engine_config.block_size) if offset else runner,
             num_kv_blocks=num_kv_blocks,
+            num_host_blocks=runner.num_host_blocks if route.name == DEFAULT else 0,
             eos_token_ids=loaded.tokenizer.eos_token_ids,
             seed=config["seed"],
             step_log=cast("StepLog", logs[route.name]),

@@ -10,9 +10,11 @@ import zlib
 from collections.abc import Sequence as Seq
 
 import numpy as np
+from numpy.typing import NDArray
 
-from engines.batch import NULL_BLOCK, RaggedBatch, StepResult
+from engines.batch import NULL_BLOCK, Copies, RaggedBatch, StepResult
 
+Tokens = NDArray[np.int64]
 VOCAB = 1000
 EMPTY = -1
 
@@ -37,8 +39,24 @@ class MockRunner:
         self.block_size = block_size
         self.tokens = np.full(num_blocks * block_size, EMPTY, dtype=np.int64)
         self.positions = np.full(num_blocks * block_size, EMPTY, dtype=np.int64)
+        self.host: dict[int, tuple[Tokens, Tokens]] = {}
         self.batches: list[RaggedBatch] = []
         self.fail_at = set(fail_at)
+
+    def copy(self, copies: Copies) -> None:
+        assert len({host for _, host in copies.out}) == len(copies.out), "two blocks go to one of the host"
+        assert len({block for _, block in copies.back}) == len(copies.back), "two blocks come to one"
+        for block, host in copies.out:
+            self.host[host] = (
+                self.tokens[self._slots(block)].copy(),
+                self.positions[self._slots(block)].copy(),
+            )
+        for host, block in copies.back:
+            self.tokens[self._slots(block)], self.positions[self._slots(block)] = self.host.pop(host)
+
+    def _slots(self, block: int) -> slice:
+        assert block != NULL_BLOCK, "the null block is copied"
+        return slice(block * self.block_size, (block + 1) * self.block_size)
 
     def run(self, batch: RaggedBatch) -> StepResult:
         self.batches.append(batch)
