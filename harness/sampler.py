@@ -71,6 +71,7 @@ class Sampler:
         self._stop.set()
         self._thread.join(JOIN_S)
         if self._thread.is_alive():
+            self.edges = False
             self.interrupt()
             self._thread.join(JOIN_S)
         if self._thread.is_alive():
