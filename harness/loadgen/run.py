@@ -22,8 +22,8 @@ OnEvent = Callable[[str, RequestRecord | None], None]
 record) at the end of a request, ("retried", None) at the end of an attempt that is not its last."""
 
 OnIdle = Callable[[], bool]
-"""Called when there is nothing else to do, for work that may wait and takes well under a millisecond. True: it
-did some."""
+"""Called when there is nothing else to do, for work that may wait and takes well under a millisecond. True:
+it did some."""
 
 DROPS_AT_ONCE = 16
 """Records of requests that will never be sent, written beside that of an answer: no pile of them may hold up
