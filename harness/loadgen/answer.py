@@ -104,6 +104,13 @@ class Answer:
             self._body += piece
             return True
         try:
+            whole = self._parser.whole(piece)
+            if whole is not None:
+                for data in whole:
+                    self._message(now_ns, data)
+                    if self.verdict is not None:
+                        return False
+                return True
             for event in self._parser.feed(piece):
                 self._event(now_ns, event.event, event.data)
                 if self.verdict is not None:
@@ -130,6 +137,19 @@ class Answer:
         assert self.verdict is not None
         return self.verdict
 
+    def _message(self, now_ns: int, data: bytes) -> None:
+        """An event without a name: the usual chunk by the short way, all else by _event."""
+        if self.done:
+            return
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            chunk = None
+        if type(chunk) is dict and "error" not in chunk:
+            self._chunk(now_ns, chunk, data)
+        else:
+            self._event(now_ns, "message", data)
+
     def _event(self, now_ns: int, name: str, data: bytes) -> None:
         data = data.strip()
         if self.done or not data:
@@ -150,11 +170,12 @@ class Answer:
             self._chunk(now_ns, chunk, data)
 
     def _chunk(self, now_ns: int, chunk: dict[str, Any], data: bytes) -> None:
-        self._usage(chunk.get("usage"))
+        if (usage := chunk.get("usage")) is not None:
+            self._usage(usage)
         choices = chunk.get("choices")
         if not choices:
             return
-        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        if not isinstance(choices, list) or any(type(choice) is not dict for choice in choices):
             self._fail("malformed", f"choices is not a list of objects: {_short(data)}")
             return
         if self.first_event_ns is None:
@@ -175,17 +196,27 @@ class Answer:
         """Take in one choice of a chunk or of a whole body; the tokens that it brings."""
         if isinstance(reason := choice.get("finish_reason"), str):
             self.finish_reason = reason
-        reasoning, output = _delta_pieces(choice)
-        if reasoning or output:
-            self._reasons = not output
-            if self._keep_text:
-                self._text += reasoning
-                self._text += output
+        text, delta = choice.get("text"), choice.get("delta")
+        if text is None and _is_content(delta):
+            text, delta = delta["content"], None
+        if type(text) is str and delta is None and "message" not in choice:  # the usual chunk
+            if text:
+                self._reasons = False
+                if self._keep_text:
+                    self._text.append(text)
+        else:
+            reasoning, output = _delta_pieces(choice)
+            text = reasoning or output
+            if text:
+                self._reasons = not output
+                if self._keep_text:
+                    self._text += reasoning
+                    self._text += output
         ids = choice.get("token_ids")
-        if isinstance(ids, list) and ids:
+        if ids and isinstance(ids, list):
             self.ids += len(ids)
             return len(ids)
-        if self.ids or not (reasoning or output):
+        if self.ids or not text:
             return 0
         self._unidentified = True
         return 1
@@ -246,6 +277,11 @@ class Answer:
 
     def _fail(self, reason: str, error: str) -> None:
         self.verdict = Verdict("failed", reason, error[:ERROR_CHARS])
+
+
+def _is_content(delta: Any) -> bool:
+    """A delta of the usual shape: content, and at most the role beside it."""
+    return type(delta) is dict and "content" in delta and len(delta) == 1 + ("role" in delta)
 
 
 def _delta_pieces(choice: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -29,14 +29,33 @@ class SSEParser:
         self._max = max_event_bytes
         self._rest: list[bytes] = []  # the pieces of an unfinished line
         self._held = 0  # their size
+        self._between = True  # the last event has ended, no byte of another one has come
         self._start = True  # nothing consumed yet: a byte order mark may come
         self._skip_lf = False  # the last piece ended with CR: an LF that follows belongs to it
         self._event = ""
         self._data: list[bytes] = []
         self._size = 0
 
+    def whole(self, piece: bytes) -> list[bytes] | None:
+        """A shortcut for the usual piece: whole events of one data line each, with LF, nothing pending from
+        before. Their data, as feed() would give it; None: the piece is of another kind, feed() it."""
+        if not self._between or piece[-2:] != b"\n\n" or b"\r" in piece or len(piece) > self._max:
+            return None
+        if piece.find(b"\n") == len(piece) - 2:  # one event
+            if piece[:6] != b"data: ":
+                return None
+            self._start = False
+            return [piece[6:-2]]
+        events = piece[:-2].split(b"\n\n")
+        for event in events:
+            if event[:6] != b"data: " or b"\n" in event:
+                return None
+        self._start = False
+        return [event[6:] for event in events]
+
     def feed(self, piece: bytes) -> list[Event]:
         """The events that this piece completes. Raises SSEError; the parser is of no use after that."""
+        self._between = False
         if self._skip_lf and piece:
             self._skip_lf = False
             if piece[0] == 0x0A:
@@ -61,6 +80,7 @@ class SSEParser:
         events: list[Event] = []
         for line in lines:
             self._line(line, events)
+        self._between = not (rest or self._skip_lf or self._data or self._event)
         return events
 
     def _line(self, line: bytes, events: list[Event]) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.loadgen import answer as answer_module
 from harness.loadgen.answer import Answer
+from harness.loadgen.sse import SSEParser
 from tests.support.script_server import DONE, chat, completion, sse, usage
 
 
@@ -87,6 +90,63 @@ def test_every_channel_carries_tokens(delta: dict[str, Any]) -> None:
 )
 def test_empty_deltas_do_not(delta: dict[str, Any]) -> None:
     assert chunks(read(chat(delta), chat({"content": "x"}), chat({}, finish="stop"))) == [(20, 1)]
+
+
+def test_the_first_output_comes_after_the_reasoning() -> None:
+    """kubernetes-sigs/inference-perf#559: 200 reasoning deltas, then text. All are tokens; the first one that
+    is no reasoning has a stamp of its own."""
+    thoughts = [chat({"reasoning_content": "hm"}) for _ in range(200)]
+    details = {"completion_tokens": 203, "completion_tokens_details": {"reasoning_tokens": 200}}
+    answer = read(
+        chat({"role": "assistant"}),
+        *thoughts,
+        chat({"content": "a"}),
+        chat({"content": "b"}),
+        chat({"reasoning": "again"}),
+        sse({"choices": [], "usage": details}),
+        DONE,
+    )
+    assert answer.chunk_ns[0] == 20
+    assert answer.first_output_ns == answer.chunk_ns[200] == 2020
+    assert (answer.tokens, answer.usage_output, answer.usage_reasoning) == (203, 203, 200)
+
+
+@pytest.mark.parametrize(
+    ("deltas", "first_output"),
+    [
+        ([{"content": "a"}], 10),
+        ([{"reasoning": "a"}], None),
+        ([{"reasoning": "a"}, {"reasoning": "b", "content": "c"}], 20),
+        ([{"reasoning": "a"}, {"tool_calls": [{"function": {"arguments": "{"}}]}], 20),
+        ([{"reasoning_content": "a"}, {"refusal": "no"}], 20),
+        ([{"content": ""}, {"function_call": {"name": "f"}}], 20),
+    ],
+)
+def test_what_is_output(deltas: list[dict[str, Any]], first_output: int | None) -> None:
+    assert read(*map(chat, deltas)).first_output_ns == first_output
+
+
+def test_ids_without_text_are_on_the_channel_of_the_text_before_them() -> None:
+    def ids(delta: dict[str, Any], *ids: int) -> bytes:
+        return sse({"choices": [{"index": 0, "delta": delta, "token_ids": ids}]})
+
+    answer = read(ids({"reasoning": "a"}, 1), ids({}, 2), ids({"content": "b"}, 3))
+    assert chunks(answer) == [(10, 1), (20, 1), (30, 1)]
+    assert answer.first_output_ns == 30
+    assert read(ids({}, 1), ids({"content": "b"}, 2)).first_output_ns == 10
+
+
+def test_chunks_of_one_read_are_counted_as_coalesced() -> None:
+    a, role = completion("a", [1]), chat({"role": "assistant"})
+    answer = Answer(stream=True, keep_text=False)
+    answer.begin(0, 200, "text/event-stream")
+    answer.feed(10, role + a + a)  # the role chunk is nobody's gap
+    answer.feed(20, a[:7])
+    answer.feed(30, a[7:])
+    answer.feed(40, a)
+    answer.feed(40, a + a)  # two pieces of one read
+    assert chunks(answer) == [(10, 1), (10, 1), (30, 1), (40, 1), (40, 1), (40, 1)]
+    assert (answer.reads, answer.coalesced) == (4, 3)
 
 
 def test_ids_count_also_while_their_text_is_held_back() -> None:
@@ -188,6 +248,74 @@ def test_the_error_keeps_the_first_300_characters() -> None:
     answer = read(b"no " * 500, status=400, kind="text/html")
     assert answer.verdict is not None
     assert answer.verdict.error == ("no " * 100)[:300]
+
+
+def state(answer: Answer) -> dict[str, Any]:
+    """All that an answer has understood, without when and in how many reads it came."""
+    names = ("verdict", "chunk_tokens", "tokens", "ids", "usage_output", "usage_prompt", "usage_reasoning")
+    more = ("finish_reason", "done", "text", "counted_by_ids", "ended")
+    values = {name: getattr(answer, name) for name in names + more}
+    return values | {"event": answer.first_event_ns is None, "output": answer.first_output_ns is None}
+
+
+USUAL = (
+    *(completion("a"), completion("b", [7]), completion("", [8, 9]), completion(), completion(finish="stop")),
+    *(chat({"role": "assistant", "content": ""}), chat({"content": "c"}), chat({"reasoning": "r"})),
+    *(chat({"role": "assistant", "content": "d"}), chat({"content": "e", "reasoning": "f"}), chat({})),
+    *(chat({"tool_calls": [{"function": {"arguments": "{"}}]}), usage(5), DONE, b": ping\n\n", b"data:\n\n"),
+    *(
+        b"data: {bad\n\n",
+        sse({"error": "x"}),
+        sse({"error": None, "choices": []}),
+        b"event: error\ndata: {}\n\n",
+    ),
+    *(b"data: 7\n\n", b"\n", b"data: [1]\ndata: 2\n\n", b"data:  [DONE] \n\n", b"id: 1\ndata: {}\n\n"),
+    *(sse({"choices": [{"text": "t", "delta": {"content": "u"}}]}), sse({"choices": [{"text": 1}]})),
+    *(sse({"choices": [{"delta": {"content": "v"}}, {"delta": {"reasoning": "w"}}]}), sse({"choices": [3]})),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(USUAL), max_size=7),
+    st.booleans(),
+    st.lists(st.integers(0, 400), max_size=4),
+)
+def test_the_short_way_understands_what_the_long_way_does(
+    events: list[bytes], crlf: bool, cuts: list[int]
+) -> None:
+    """Whole, event by event, cut anywhere and byte by byte, with either line end; and with the short cuts of
+    parser and chunk taken out."""
+    stream = b"".join(events).replace(b"\n", b"\r\n" if crlf else b"\n")
+    borders = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    ways = [
+        [stream],
+        [event.replace(b"\n", b"\r\n" if crlf else b"\n") for event in events],
+        [stream[a:b] for a, b in pairwise(borders)],
+        [bytes([byte]) for byte in stream],
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SSEParser, "whole", lambda self, piece: None)
+        patch.setattr(answer_module, "_is_content", lambda delta: False)
+        long_way = state(read(stream))
+    for pieces in ways:
+        assert state(read(*pieces)) == long_way
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["content", "reasoning", "reasoning_content", "refusal", "role"]),
+        st.sampled_from(["", "x", "yz", None, 3]),
+    ),
+    st.sampled_from(["absent", None, "", "t"]),
+)
+def test_all_texts_of_a_choice_are_kept(delta: dict[str, Any], text: str | None) -> None:
+    choice = {"delta": delta} | ({} if text == "absent" else {"text": text})
+    answer = read(sse({"choices": [choice]}))
+    values = [v for k, v in delta.items() if k != "role"] + [text if text != "absent" else None]
+    texts = [v for v in values if isinstance(v, str)]
+    assert sorted(answer.text or "") == sorted("".join(texts))
+    assert answer.tokens == any(texts)
 
 
 WORDS = (

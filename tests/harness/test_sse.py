@@ -33,8 +33,25 @@ CASES = [
 
 
 def parse(pieces: list[bytes]) -> list[Event]:
+    """By feed() alone, and by whole() where that knows the piece: both must say the same."""
+    parser, short = SSEParser(), SSEParser()
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    shortened: list[Event] = []
+    for piece in pieces:
+        whole = short.whole(piece)
+        shortened += short.feed(piece) if whole is None else [Event("message", data) for data in whole]
+    assert shortened == events
+    return events
+
+
+def test_whole_events_take_the_short_way() -> None:
     parser = SSEParser()
-    return [event for piece in pieces for event in parser.feed(piece)]
+    assert parser.whole(b"data: a\n\n") == [b"a"]
+    assert parser.whole(b"data: a\n\ndata: b\n\n") == [b"a", b"b"]
+    assert parser.feed(b"data: c\n") == []
+    assert parser.whole(b"data: d\n\n") is None  # something is pending
+    assert parser.feed(b"data: d\n\n") == [Event("message", b"c\nd")]
+    assert parser.whole(b"data: e\n\n") == [b"e"]
 
 
 @pytest.mark.parametrize(("stream", "events"), CASES)
