@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument(
         "--realtime",
         action="store_true",
-        help="the client goes before every ordinary process, as the server does: where others use the machine",
+        help="the client goes before every ordinary process, as the server does: for a shared machine",
     )
     table.add_argument("--seed", type=int, default=0)
     own = parser.add_argument_group("with overrides")
