@@ -112,13 +112,21 @@ def _bias(args: argparse.Namespace) -> int:
     cfg, host, cores = compose(args.overrides), facts(), _cores(args.cores)
     schedule = draw_schedule(cfg)
     settings = load_settings(cfg, "calibrate")
-    bias = measure_bias(cfg, schedule.requests, settings, cores, faster=not args.once)
-    value: dict[str, Any] = {"workload": schedule.name, **bias}
-    path = save_calibration(host, bias["ran"], bias["rate"], value)
-    for name, number in value.items():
-        put(f"{name:<22}{number:.4g}" if isinstance(number, float) else f"{name:<22}{number}")
+    bias = measure_bias(cfg, schedule.requests, settings, cores, faster=not args.once, tries=args.tries)
+    value: dict[str, Any] = {"workload": schedule.name, "load": settings.kind, **bias}
+    path = save_calibration(host, bias["backend"], bias["rate"], value)
+    for name, figure in value.items():
+        put(f"{name:<22}{_shown(figure)}")
     put(json.dumps({"bench": "client_bias", "kept": str(path), **value}))
     return PASS if bias["completed"] else REGRESSION
+
+
+def _shown(figure: Any) -> str:
+    if isinstance(figure, dict):
+        return ", ".join(f"{name} {value:.3g}" for name, value in figure.items())
+    if isinstance(figure, float):
+        return f"{figure:.4g}"
+    return "-" if figure is None else str(figure)
 
 
 def _cores(text: str | None) -> Cores:
@@ -151,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--coordinated-omission", action="store_true", help="exit 0 iff both views are right")
     parser.add_argument("--backend", nargs="+", default=["lean"], choices=("auto", "lean", "aiohttp"))
     parser.add_argument("--cores", help="CLIENT,SERVER (default: the last and the first that may be used)")
+    parser.add_argument("--tries", type=int, default=3, help="of a measurement that others disturbed")
     table = parser.add_argument_group("with --table")
     table.add_argument("--rates", type=_positive, nargs="+", default=[5, 20, 50, 100, 200, 400, 800])
     table.add_argument("--seconds", type=_positive, default=20.0, help="of load a rate")
@@ -158,7 +167,6 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--tokens", type=int, default=64, help="a request")
     table.add_argument("--pattern", default="constant", choices=("constant", "stall"))
     table.add_argument("--repeat", type=int, default=1, help="rounds over all rates; medians are shown")
-    table.add_argument("--tries", type=int, default=3, help="for a run that other processes disturbed")
     table.add_argument(
         "--realtime",
         action="store_true",

@@ -45,30 +45,34 @@ class Noise:
 
 
 class NoiseWatch:
-    """From its making to stop(). On one core (client_core == server_core) both shares are of that core."""
+    """From its making to stop(). This process moves to the server's core meanwhile, and its own work there
+    (it merges records once the load is over) is not called noise. On one core both shares are of that
+    core."""
 
     def __init__(self, client_core: int, server_core: int, server_pid: int, *, client_first: bool) -> None:
         self._client_first = client_first
         self._cores = (client_core, server_core)
         self._pid = server_pid
-        self._before = (time.monotonic(), _cores(), process_cpu_s(server_pid))
+        self._affinity = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {server_core})
+        self._before = (time.monotonic(), _cores(), self._server_s())
 
     def stop(self, client_cpu_s: float) -> Noise:
         """client_cpu_s: CPU seconds of the client in the window."""
         start, before, server_before = self._before
         window_s, after = time.monotonic() - start, _cores()
-        server_s = process_cpu_s(self._pid) - server_before
+        os.sched_setaffinity(0, self._affinity)
         client, server = self._cores
-        shared = client == server
-        busy = {core: after[core][0] - before[core][0] for core in {client, server}}
-        steal = sum(after[core][1] - before[core][1] for core in {client, server})
-        own = {client: client_cpu_s + (server_s if shared else 0.0)}
-        own.setdefault(server, server_s)
-        others = {core: max(0.0, busy[core] - own[core]) / window_s for core in busy}
+        own = {client: client_cpu_s, server: self._server_s() - server_before}
+        if client == server:
+            own[client] += client_cpu_s
+        others = {core: max(0.0, after[core][0] - before[core][0] - own[core]) / window_s for core in own}
+        steal = sum(after[core][1] - before[core][1] for core in own) / window_s
         server_first = os.sched_getscheduler(self._pid) == os.SCHED_FIFO
-        return Noise(
-            window_s, others[client], others[server], steal / window_s, self._client_first, server_first
-        )
+        return Noise(window_s, others[client], others[server], steal, self._client_first, server_first)
+
+    def _server_s(self) -> float:
+        return process_cpu_s(self._pid) + time.process_time()
 
 
 def process_cpu_s(pid: int) -> float:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -36,7 +37,7 @@ def save_calibration(
     """Replace what is known for this host, backend and rough rate. Raises OSError."""
     path = _path(host, backend, rate_bucket(rate))
     path.parent.mkdir(parents=True, exist_ok=True)
-    value = {"schema_version": SCHEMA_VERSION, "backend": backend, "rate": rate, **bias}
+    value = {"schema_version": SCHEMA_VERSION, **bias, "backend": backend, "rate": rate}
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(value, indent=1) + "\n")
     partial.replace(path)
@@ -48,14 +49,12 @@ def load_calibration(
 ) -> dict[str, Any] | None:
     """What save_calibration kept for this machine (harness.host.facts()) and backend: the one nearest in
     rate; without a rate, the newest. None when there is none that can be read."""
-    found = []
+    found: list[tuple[float, float, str, dict[str, Any]]] = []
     for path in cache_dir().glob(f"{host_key(host)}-{backend}-*.json"):
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             value = json.loads(path.read_text())
             if value["schema_version"] == SCHEMA_VERSION:
                 found.append((_distance(rate, value["rate"]), -path.stat().st_mtime, path.name, value))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
     return min(found)[3] if found else None
 
 
