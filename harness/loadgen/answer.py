@@ -197,7 +197,7 @@ class Answer:
         if isinstance(reason := choice.get("finish_reason"), str):
             self.finish_reason = reason
         text, delta = choice.get("text"), choice.get("delta")
-        if text is None and _is_content(delta):
+        if text is None and delta is not None and _is_content(delta):
             text, delta = delta["content"], None
         if type(text) is str and delta is None and "message" not in choice:  # the usual chunk
             if text:
