@@ -141,6 +141,20 @@ def test_summary_of_known_rows():
     assert reasons["preemptions"] == "no such figure on the /metrics of this server (vllm)"
 
 
+def test_a_window_takes_gauges_inside_and_counters_between_the_rows():
+    rows = [row(float(t), running=t, generation_tokens_total=100 * t * t) for t in range(6)]
+    found = summarise_server_metrics(rows, 1.5, 4.25)
+    assert (found["start_s"], found["end_s"], found["scrapes"]) == (1.5, 4.25, 3)
+    assert found["running"] == {"mean": 3.0, "max": 4}
+    assert found["generation_tokens"] == pytest.approx((1600 + 0.25 * 900) - (100 + 0.5 * 300))
+    wide = summarise_server_metrics(rows, -10.0, 99.0)
+    assert (wide["start_s"], wide["end_s"], wide["generation_tokens"]) == (0.0, 5.0, 2500)
+    before = summarise_server_metrics(rows, 50.0, 60.0)
+    assert before["scrapes"] == 0
+    assert "not scraped" in before["null_reasons"]["generation_tokens"]
+    assert before["running"] == {"mean": None, "max": None}
+
+
 def test_a_counter_that_goes_back_is_null_and_one_that_comes_later_began_at_zero():
     rows = [row(0, generation_tokens_total=900), row(1, generation_tokens_total=5, prompt_tokens_total=7)]
     found = summarise_server_metrics(rows)
@@ -164,6 +178,23 @@ def test_a_summary_without_figures_says_why(rows, reason):
         assert reason in found["null_reasons"][name]
         value = found[name]
         assert value is None or set(value.values()) == {None}
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["t_ns", "error", "dialect", *FIGURES]),
+            st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.none(), max_size=1),
+        ),
+        max_size=6,
+    )
+)
+def test_whatever_a_file_holds_each_null_has_its_reason(rows):
+    found = summarise_server_metrics(rows)
+    reasons = found.pop("null_reasons")
+    for name, value in found.items():
+        part = value if isinstance(value, dict) else {"": value}
+        assert (None in part.values()) == (name in reasons), name
 
 
 def test_one_scrape_has_no_difference():
