@@ -39,6 +39,8 @@ CONNECT_NS = 200_000
 """The same for opening a connection."""
 PREPARE_NS = 1_500_000
 """The same for building a body: up to 1 ms for a long prompt."""
+CATCH_UP = 3
+"""Pieces taken in per read, while that is overdue."""
 SPARES = 8
 FIRST_SPARES = 512
 """At most this many are opened before the start, for a closed loop's first burst."""
@@ -81,41 +83,40 @@ class Loop:
         self._loop_lag = Samples(SAMPLES)
         self._read_lag = Samples(SAMPLES)
         self._stamped = self._unstamped = 0  # reads
+        self._stopping = load.stop.is_set
+        self._prepared = False  # nothing is left to prepare, until the next send, end or tick
         self._spares = SPARES
         if load.settings.kind == "closed":
             self._spares = max(SPARES, min(load.settings.concurrency or 0, FIRST_SPARES))
 
     def run(self) -> BackendReport:
         """Until the dispatcher is through and all has ended, or the load is to stop."""
-        clock, poll, by_fd = self._clock, self._epoll.poll, self._pool.by_fd
-        digestion = self._digestion
+        clock, poll, by_fd, digestion = self._clock, self._epoll.poll, self._pool.by_fd, self._digestion
         while True:
-            events = poll(0)
-            if not events:
-                now_ns = clock()
-                if now_ns >= self._wake_ns:
-                    self._on_time(now_ns)
-                    continue
-                left_ns = self._send_ns - now_ns
-                if digestion and left_ns > STEP_NS:
-                    self._digest()
-                    continue
-                if left_ns > CONNECT_NS and self._prepare(now_ns, left_ns):
-                    continue
-                if not self._live and self._dispatcher.exhausted:
-                    break
+            now_ns = clock()
+            if now_ns >= self._wake_ns:
+                self._on_time(now_ns)
+            if digestion.ready or not self._prepared:
+                events = poll(0)
+            elif self._live or not self._dispatcher.exhausted:
                 events = self._sleep(now_ns)
+            else:
+                break
             for fd, mask in events:
                 connection = by_fd.get(fd)
                 if connection is not None:
                     self._event(connection, mask)
+                elif fd == self._stop_fd:
+                    self._stopping = True
                 now_ns = clock()
                 if now_ns >= self._wake_ns:
                     self._on_time(now_ns)
-            if self._load.stop.is_set:
+            if self._stopping:
                 break
-            if events and digestion and digestion.overdue(now_ns):
-                self._digest()
+            if not events:
+                self._work()
+            elif digestion.overdue:
+                self._digest(CATCH_UP * len(events))
         self._cut_off()
         # The kernel may still be getting ready when the first bytes come; those have the time of their read.
         by_kernel = self._unstamped <= MOSTLY * self._stamped
@@ -164,6 +165,8 @@ class Loop:
         # After a long hold-up the next sample is a whole interval away: one hold-up, one sample.
         self._tick_ns = max(self._tick_ns, now_ns) + TICK_NS
         self._ticks += 1
+        self._prepared = False
+        self._digestion.tick(now_ns)
         if self._ticks % TICKS_PER_CLOCK_SAMPLE == 0:
             self._wall.sample()
         for connection, exc in self._pool.upkeep(now_ns):
@@ -179,22 +182,36 @@ class Loop:
         self._timer.arm(wake_ns)
         return self._epoll.poll()
 
+    def _work(self) -> None:
+        """Nothing can be read: some of what has waited for that, if there is time for it."""
+        now_ns = self._clock()
+        left_ns = self._send_ns - now_ns
+        if self._digestion.ready:
+            if left_ns > STEP_NS:
+                self._digest()
+        elif not self._prepared and left_ns > CONNECT_NS:
+            self._prepared = not self._prepare(now_ns, left_ns)
+
     def _prepare(self, now_ns: int, left_ns: int) -> bool:
-        """One thing that makes later sends quicker. False: there is none, or no time for it."""
+        """One thing that makes later sends quicker. False: there is none, or no time for it now."""
         if left_ns > PREPARE_NS and self._load.idle(self._send_ns):
             return True
         # With nothing left to send there is nothing to open for; a session's next turn finds its own.
         return self._send_ns < NEVER and self._pool.spares < self._spares and self._pool.open_spare(now_ns)
 
-    def _digest(self) -> None:
-        """Take in what has been read, until something is due or the sockets should be looked at again."""
+    def _digest(self, at_least: int = 0) -> None:
+        """Take in what has been read, until the sockets should be looked at again; sends go between."""
         digestion, clock = self._digestion, self._clock
-        until_ns = min(self._wake_ns, clock() + 2 * STEP_NS)
-        while digestion:
+        until_ns = clock() + 2 * STEP_NS
+        while digestion.ready:
             exchange = digestion.step()
             if exchange is not None:
                 self._over(exchange)
-            if clock() >= until_ns:
+            at_least -= 1
+            now_ns = clock()
+            if now_ns >= self._wake_ns:
+                self._on_time(now_ns)
+            if now_ns >= until_ns and at_least <= 0:
                 return
 
     # Sending.
@@ -205,6 +222,7 @@ class Loop:
             return
         call = self._load.call(due, now_ns)
         self._number += 1
+        self._prepared = False
         exchange = self._live[self._number] = Exchange(self._number, call)
         try:
             call.dispatched(now_ns)
@@ -382,6 +400,7 @@ class Loop:
             self._pool.drop(connection, abort=True)
         self._load.ended(exchange.call, self._clock())
         self._wake_ns = 0  # that may have made something due
+        self._prepared = False
 
     def _cut_off(self) -> None:
         """The load ends: at once, whatever is under way."""
