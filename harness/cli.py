@@ -68,6 +68,7 @@ COMMANDS = {
     "harness.gate": "hold a run against a committed baseline",
     "harness.comparison": "runs side by side, ratios to the first",
     "harness.dashboard": "one HTML page for one or more runs",
+    "harness.calibrate": "how far the client's own figures can be trusted on this machine",
     "harness.report": "print a run's table again",
     "workloads": "show a workload's schedule; fit or convert a trace",
     "engines.server": "the server on its own, OpenAI-compatible",

@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _table(args: argparse.Namespace) -> int:
+    from harness.calibrate.startup import start_to_first_request
     from harness.calibrate.table import Case, measure_all, show
     from harness.host import facts
 
@@ -79,8 +80,14 @@ def _table(args: argparse.Namespace) -> int:
     rows = measure_all(cases, cores, repeat=args.repeat, tries=args.tries, realtime=args.realtime)
     for line in show(rows):
         put(line)
+    start = start_to_first_request(cores.server, runs=args.starts) if args.starts else {}
+    if start.get("at_server") is not None:
+        put(
+            f"from the start of `python -m harness` against a URL to its first request "
+            f"{start['at_server']:.2f} s, to the first measured one {start['of_load'] or float('nan'):.2f} s"
+        )
     setting = {k: v for k, v in vars(args).items() if k not in ("table", "coordinated_omission", "overrides")}
-    put(json.dumps({"bench": "client", "host": host, **setting, "results": rows}))
+    put(json.dumps({"bench": "client", "host": host, **setting, "start_s": start, "results": rows}))
     return (
         PASS
         if all(row["completed"] == row["requests"] and not row["mismatched"] for row in rows)
@@ -172,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the client goes before every ordinary process, as the server does: for a shared machine",
     )
+    table.add_argument("--starts", type=int, default=3, help="runs that time the start; 0: none")
     table.add_argument("--seed", type=int, default=0)
     own = parser.add_argument_group("with overrides")
     own.add_argument("--once", action="store_true", help="do not look for the highest rate that is held")
