@@ -80,7 +80,7 @@ class Scraper(Sampler):
         self._seen: set[str] = set()  # figures that had a value
         self._names: tuple[str, ...] = ()
         self._failed = 0  # in a row
-        self._pause_ns = 0  # no request before this moment, counted from t0
+        self._pause_ns = -(1 << 62)  # no request before this moment, counted from t0; the first is before t0
         self._tls: ssl.SSLContext | None = None
 
     def open(self) -> bool:

@@ -130,7 +130,8 @@ def test_a_server_is_scraped_through_the_run(tmp_path, quick, serve):
 
 def test_a_short_run_has_a_row_at_its_start_and_one_at_its_end(tmp_path, serve):
     server = serve(ok(VLLM_V1))
-    with Scraper(tmp_path / "server_metrics.jsonl", server.url, t0_ns=0) as scraper:
+    t0_ns = time.monotonic_ns() + 3600 * 10**9  # the load begins later
+    with Scraper(tmp_path / "server_metrics.jsonl", server.url, t0_ns=t0_ns) as scraper:
         pass
     assert [row["running"] for row in read_server_metrics(tmp_path)] == [9, 9]
     assert scraper.period_ns == 500_000_000
