@@ -74,6 +74,15 @@ class HarnessCommand:
 
         return wait_for(find, "a server process")
 
+    def worker_pids(self, count: int = 1) -> list[int]:
+        """Its load processes, once there are that many."""
+
+        def find() -> list[int]:
+            children = psutil.Process(self.process.pid).children()
+            return [c.pid for c in children if "harness.loadgen.worker" in c.cmdline()]
+
+        return wait_for(lambda: len(pids := find()) == count and pids, f"{count} load processes")
+
 
 def harness(folder: Path, *args: str) -> tuple[int, str, str]:
     return HarnessCommand(folder, *args).finish()
