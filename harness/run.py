@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.calibrate.store import load_calibration
 from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION, put, say
 from harness.conf import UsageError
 from harness.host import HostLock, facts, fingerprint
@@ -177,6 +178,9 @@ class Measurement:
         for note in result.notes:
             say(note)
         meta |= self._result(result, load, telemetry, scraper)
+        meta["client"]["calibration"] = load_calibration(
+            meta["host"], result.backend, meta["planned"]["rate"]
+        )
         meta["planned"]["requests"] = result.scheduled  # fewer in a closed loop that ran out of time
         # A server that fails while it ends has left records out, however well the load went.
         if self._server is not None and self._server.stop() != 0 and meta["complete"]:
@@ -282,7 +286,6 @@ class Measurement:
                 "retried": result.retried,
                 "clock_offset_step_ns": result.clock_offset_step_ns,
                 "notes": list(result.notes),
-                "calibration": None,
             },
             "telemetry": telemetry.meta(),
             "server_metrics": scraper.meta(),
