@@ -4,12 +4,14 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.metrics.server_metrics import read_server_metrics, summarise_server_metrics
 from harness.prometheus import FIGURES, MetricsError, parse
 from tests.support.metrics_texts import SGLANG, TGI, UNKNOWN, VLLM_V0, VLLM_V1
+
+CALM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 EXPECTED = {
     "vllm v1": (
@@ -85,6 +87,7 @@ def test_what_is_not_prometheus_text_is_an_error(body):
         parse(body)
 
 
+@CALM
 @given(st.integers(0, len(VLLM_V1)), st.binary(max_size=30), st.integers(0, 40))
 def test_a_damaged_text_gives_figures_or_a_metrics_error(at, what, cut):
     body = VLLM_V1.encode()
@@ -180,6 +183,7 @@ def test_a_summary_without_figures_says_why(rows, reason):
         assert value is None or set(value.values()) == {None}
 
 
+@CALM
 @given(
     st.lists(
         st.dictionaries(
