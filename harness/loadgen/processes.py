@@ -33,6 +33,7 @@ from harness.request_log import part_name
 from harness.server_process import child_environment
 from workloads.schedule import ScheduledRequest
 
+WORKER = ("-m", "harness.loadgen.worker")
 READY_S = 180.0
 """To load the modules, to encode the prompts' text and to warm up, whose requests may take a minute."""
 SILENT_S = 6.0
@@ -60,7 +61,7 @@ class _Worker:
         self.channel = Channel(ours)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.loadgen.worker", str(theirs.fileno())],
+                [sys.executable, *WORKER, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -181,7 +182,7 @@ class LoadProcesses:
                 for worker in self._workers:
                     if worker.open:
                         worker.lose("worker_silent", f"did not end within {STOP_S:g} s", self._count)
-        load_end_ns = time.monotonic_ns() - t0_ns
+        load_end_ns = max(0, time.monotonic_ns() - t0_ns)
         slices_of = [Slice(worker.requests, worker.result, worker.launched) for worker in self._workers]
         return conclude(self._job.log.parent, self._job.settings, slices_of, t0_ns, load_end_ns, stop.reason)
 
