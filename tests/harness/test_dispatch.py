@@ -80,7 +80,9 @@ def play(
     now, number, through = T0 - 5 * MS, 0, False
     stop_ns = None if stop_ms is None else T0 + round(stop_ms * MS)
 
-    waiting = [T0 + round(r.arrival_s * NS) for r in requests if r.think_s is None]  # open: due times
+    waiting: list[int] = []  # due times
+    if load.kind == "open":
+        waiting = [T0 + round(r.arrival_s * NS) for r in requests if r.think_s is None]
 
     def never(due: Due, reason: str) -> None:
         if reason == "shed":
@@ -128,8 +130,9 @@ def play(
             assert load.max_wait_s is not None
             assert dispatcher.next_ns() != next_ns
             continue
-        if load.kind == "open":  # who has been due for longest goes first
-            assert due.due_ns == min(waiting)
+        # Who has been due for longest goes first; in a closed loop only turns and retries wait for a time.
+        assert due.due_ns <= min(waiting, default=due.due_ns)
+        if load.kind == "open" or due.attempt > 1 or (_follows(due) and due.due_ns in waiting):
             waiting.remove(due.due_ns)
         how, took = ends[number % len(ends)], service_ms[number % len(service_ms)]
         heapq.heappush(under_way, (now + round(took * MS), number, due, now, how))
@@ -443,6 +446,23 @@ def test_a_supply_ends_with_its_time() -> None:
     # The second turn would come after the end: it was not due, and neither was anybody after it.
     assert set(played.final) == {"r000000", "r000002", "r000003", "r000004"}
     assert played.dispatcher.scheduled == 4
+
+
+def test_a_supply_does_not_retry_past_its_end() -> None:
+    took = {"service_ms": (10,), "ends": ("busy",), "retries": 5, "retry_backoff_s": 0.02}
+    played = play(every(0, 1), kind="closed", concurrency=1, duration_s=0.05, **took)
+    # Attempts at 0 and 30 ms; the third would come at 80.
+    assert [(t.at_ns - T0) // MS for t in played.taken] == [0, 30]
+    assert played.final == {"r000000": ("rejected", "queue_full")}
+
+
+def test_requests_leave_in_order_of_their_times_however_they_are_listed() -> None:
+    requests = [request(k, at) for k, at in enumerate((0.3, 0.1, 0.2, 0.1))]
+    played = play(requests)
+    order = [
+        (t.due.request.id[-1], (t.at_ns - T0) // MS) for t in sorted(played.taken, key=lambda t: t.at_ns)
+    ]
+    assert order == [("1", 100), ("3", 100), ("2", 200), ("0", 300)]
 
 
 def test_what_can_be_built_ahead_is_told_once() -> None:
