@@ -156,6 +156,8 @@ RULES: dict[str, Rule] = {
     "slo.tpot_ms": _number(0, above=True),
     "slo.enforce": _flag,
     "slo.attainment": _number(0, 1),
+    "slo.percentile_floor": _one_of("interval", "mlperf"),
+    "slo.stall_factor": _number(1),
     "engine.kind": _one_of("reference", "openai"),
     "engine.api_key_env": _variable,
     "engine.api": _one_of("completions", "chat"),

@@ -1,4 +1,4 @@
-"""How the load really arrived: rate, burstiness and what the client held back."""
+"""How the load really arrived: rate, burstiness, and what the client held back or never sent."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ LATE_MS = 100.0
 IOD_WINDOWS_S = (0.2, 1.0, 5.0)
 MIN_WINDOWS = 10
 """Fewer windows than this say nothing about dispersion."""
+MOST_IDS = 20
+"""Ids listed in the summary; requests.parquet has all of them, by reason."""
 
 
 def index_of_dispersion(times_s: Floats, width_s: float) -> float | None:
@@ -32,9 +34,18 @@ def index_of_dispersion(times_s: Floats, width_s: float) -> float | None:
     return float(counts.var(ddof=1) / mean) if mean > 0 else None
 
 
+def most_within(times_s: Floats, width_s: float) -> int:
+    """The most arrivals in any half-open window [t, t + width_s). times_s is sorted."""
+    if not times_s.size:
+        return 0
+    return int((np.searchsorted(times_s, times_s + width_s, side="left") - np.arange(times_s.size)).max())
+
+
 def arrivals(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
-    """Realised rate (1/s) and gap CV of the sends, index of dispersion, deferred and shed arrivals."""
-    sends = np.sort(run.requests["send_ns"].dropna().to_numpy()) * 1e-9
+    """Realised rate (1/s), gap CV and index of dispersion of the sends, the rate against the schedule's own,
+    and the requests that left late (deferred), were shed, or were never sent (dropped), with their ids."""
+    requests = run.requests
+    sends = np.sort(requests["send_ns"].dropna().to_numpy()) * 1e-9
     figures: dict[str, Any] = {"planned_rate": planned_rate(run), "rate": None, "cv": None}
     reasons: dict[str, str] = {}
     if figures["planned_rate"] is None:
@@ -54,8 +65,44 @@ def arrivals(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         figures["iod"][name] = index_of_dispersion(sends, width)
         if figures["iod"][name] is None:
             reasons[f"iod.{name}"] = f"fewer than {MIN_WINDOWS} windows of {name}"
-    lag_ms = (run.requests["send_ns"] - run.requests["intended_ns"]) * 1e-6
-    figures["deferred"] = int((lag_ms > LATE_MS).sum())
-    cut = run.requests[run.requests["outcome"] == "cut_off"]
-    figures["shed"] = int((cut["reason"] == "shed").sum())
+    figures["most_in_1s"] = most_within(sends, 1.0)
+    figures["due"], figures["sent_of_due"], figures["rate_error"], why = rate_error(run)
+    if why is not None:
+        reasons.update(dict.fromkeys(("due", "sent_of_due", "rate_error"), why))
+
+    left = np.isfinite(requests["dispatch_ns"]) | np.isfinite(requests["send_ns"])
+    cut = (requests["outcome"] == "cut_off") & ~left
+    shed = cut & (requests["reason"] == "shed")
+    lag_ms = (requests["send_ns"] - requests["intended_ns"]) * 1e-6
+    figures["sent"] = int(left.sum())
+    for name, rows in (("deferred", lag_ms > LATE_MS), ("shed", shed), ("dropped", cut & ~shed)):
+        figures[name] = int(rows.sum())
+        figures[f"{name}_ids"] = requests.loc[rows, "id"].head(MOST_IDS).tolist()
     return figures, reasons
+
+
+def rate_error(run: Run) -> tuple[int | None, int | None, float | None, str | None]:
+    """(requests that were due until the last send, how many of them were sent, realised rate over drawn rate
+    - 1, why null).
+
+    Both rates are of the arrivals that the schedule itself times (first turns of an open loop) and end with
+    the last send: neither the sampling error of the drawn times nor what the run's end cut off is in it."""
+    if run.load_kind == "closed":
+        return None, None, None, "a closed loop has no planned arrivals"
+    plan = run.schedule
+    if not {"id", "arrival_s"} <= set(plan):
+        return None, None, None, "no schedule"
+    if "turn" in plan:
+        plan = plan[plan["turn"].fillna(0) == 0]
+    sends = run.requests.set_index("id")["send_ns"] * 1e-9
+    times = plan["arrival_s"].to_numpy(dtype=np.float64)
+    sent = plan["id"].map(sends).to_numpy(dtype=np.float64)
+    gone = np.isfinite(sent) & np.isfinite(times)
+    if gone.sum() < 2:
+        return None, None, None, "fewer than two sends"
+    due = times <= times[gone].max()
+    planned, realised = np.ptp(times[due]), np.ptp(sent[gone])
+    if planned <= 0 or realised <= 0:
+        return None, None, None, "all arrivals were due at one time"
+    drawn, found = (int(due.sum()) - 1) / planned, (int(gone.sum()) - 1) / realised
+    return int(due.sum()), int(gone.sum()), float(found / drawn - 1), None

@@ -17,6 +17,7 @@ import yaml
 
 from harness import records
 from harness.records import OUTCOMES
+from harness.request_log import json_lines
 
 __all__ = ["OUTCOMES", "Run", "load_run", "request_frame"]
 
@@ -27,7 +28,11 @@ REQUEST_TEXT = (
 REQUEST_NUMBERS = (
     *("intended_ns", "dispatch_ns", "send_ns", "headers_ns", "first_event_ns", "end_ns"),
     *("attempt", "priority", "turn", "prompt_tokens", "planned_prompt_tokens", "output_tokens"),
-    *("max_tokens", "stop_after", "status"),
+    *("max_tokens", "stop_after", "status", "first_output_ns", "reasoning_tokens", "reads", "coalesced"),
+)
+SERVER_METRICS = (
+    *("running", "waiting", "kv_usage", "preemptions_total", "prompt_tokens_total"),
+    *("generation_tokens_total", "prefix_cache_hits", "prefix_cache_queries"),
 )
 META_PARTS = ("fingerprint", "server", "host", "slo", "planned", "client")
 SCHEDULE_NUMBERS = ("arrival_s", "deadline_ms", "cancel_value", "timeout_s")
@@ -48,6 +53,26 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     closed: bool = True  # requests.jsonl has its footer
+    retries: int = 0  # attempts that another one followed
+    server_metrics: pd.DataFrame = field(default_factory=pd.DataFrame)  # what /metrics said; t_ns from t0
+
+    @property
+    def load_kind(self) -> str | None:
+        """open | closed; None where the configuration is gone."""
+        load = self.config.get("load")
+        kind = load.get("kind") if isinstance(load, dict) else None
+        return kind if isinstance(kind, str) else None
+
+    def slo_setting(self, name: str) -> Any:
+        """A setting of the slo group; None where the configuration is gone."""
+        part = self.config.get("slo")
+        return part.get(name) if isinstance(part, dict) else None
+
+    def choose(self, rows: np.ndarray) -> Run:
+        """The same run with only these rows of `requests` (a mask), and what the engine says of them."""
+        chosen = self.requests[rows].reset_index(drop=True)
+        engine = self.engine[self.engine["id"].isin(set(chosen["id"]))].reset_index(drop=True)
+        return replace(self, requests=chosen, engine=engine)
 
     def subset(self, column: str, value: str) -> Run:
         """The same run with only the requests whose `column` (request_class or tenant) is value."""
@@ -92,7 +117,8 @@ def load_run(run_dir: str | Path) -> Run:
         if not isinstance(meta.get(name, {}), dict):
             problems.append(f"meta.json: {name} is no object")
             meta = {**meta, name: {}}
-    for part, name in ((meta, "clock_pairs"), (meta.get("client", {}), "loop_lag_ms")):
+    client = meta.get("client", {})
+    for part, name in ((meta, "clock_pairs"), (client, "loop_lag_ms"), (client, "read_lag_ms")):
         if not isinstance(part.get(name) or [], list):
             problems.append(f"meta.json: {name} is no list")
             part[name] = []
@@ -105,13 +131,15 @@ def load_run(run_dir: str | Path) -> Run:
     )
     steps = step_frame(read("steps", records.read_steps, pd.DataFrame()), t0)
     telemetry = read("telemetry.jsonl", records.read_telemetry, pd.DataFrame())
+    scraped = read("server_metrics.jsonl", server_metrics_rows, [])
     schedule = read("schedule.parquet", lambda d: pd.read_parquet(d / "schedule.parquet"), pd.DataFrame())
     config = read("config.yaml", lambda d: yaml.safe_load((d / "config.yaml").read_text()), {})
     prefix = f"{folder}/"
+    written = file.records if file is not None else []
     return Run(
         path=folder,
         meta=meta,
-        requests=request_frame([_fields(record) for record in file.records] if file else []),
+        requests=request_frame([_fields(record) for record in written]),
         engine=engine,
         steps=steps,
         telemetry=_floats(telemetry, records.TELEMETRY_COLUMNS),
@@ -119,15 +147,17 @@ def load_run(run_dir: str | Path) -> Run:
         config=config if isinstance(config, dict) else {},
         problems=tuple(dict.fromkeys(text.replace(prefix, "") for text in problems)),
         closed=bool(file and file.closed),
+        retries=sum(1 for record in written if not record.final),
+        server_metrics=server_metrics_frame(scraped),
     )
 
 
 def request_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Request records as a frame: a row per id (its last attempt), in order of intended arrival."""
+    """Request records as a frame: a row per id (its final attempt), in order of intended arrival."""
     last: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         key = str(row.get("id"))
-        if key not in last or (row.get("attempt") or 0) >= (last[key].get("attempt") or 0):
+        if key not in last or _rank(row) >= _rank(last[key]):
             last[key] = row
     kept = list(last.values())
     frame = pd.DataFrame(
@@ -145,6 +175,10 @@ def request_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return frame.sort_values(["intended_ns", "id"], kind="stable", na_position="last").reset_index(drop=True)
 
 
+def _rank(row: Mapping[str, Any]) -> tuple[bool, int]:
+    return row.get("final") is not False, row.get("attempt") or 0
+
+
 def engine_frame(frame: pd.DataFrame, t0: int, run: str | None) -> pd.DataFrame:
     """engine_requests from t0, without the requests of other runs (a warm-up, for one)."""
     out = _floats(frame, records.ENGINE_REQUEST_COLUMNS, t0)
@@ -157,6 +191,18 @@ def step_frame(frame: pd.DataFrame, t0: int) -> pd.DataFrame:
     """The steps from t0, in order of their start; ids, tokens and kind are kept as lists."""
     out = _floats(frame, records.STEP_COLUMNS, t0)
     return out[np.isfinite(out["start_ns"])].sort_values("start_ns", kind="stable").reset_index(drop=True)
+
+
+def server_metrics_rows(folder: Path) -> list[dict[str, Any]]:
+    """server_metrics.jsonl, without lines that are cut off. Raises FileNotFoundError."""
+    return [row for _, row in json_lines(folder / "server_metrics.jsonl") if row is not None]
+
+
+def server_metrics_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """What was scraped from the server's /metrics: t_ns (from t0) and SERVER_METRICS, NaN for null."""
+    found = [row for row in rows if np.isfinite(_number(row.get("t_ns")))]
+    names = ("t_ns", *SERVER_METRICS)
+    return pd.DataFrame({name: [_number(row.get(name)) for row in found] for name in names}, dtype=float)
 
 
 CLOCKED = ("start_ns", "arrival_ns", "admitted_ns", "first_token_ns", "finish_ns", "abort_seen_ns")

@@ -19,6 +19,7 @@ NAMES = (
         "mbu",
         "cpu_pct",
         "power_w",
+        "energy_j",
         "energy_j_per_token",
     ),
 )
@@ -42,6 +43,7 @@ def utilization(
     t = run.telemetry["t_ns"] * 1e-9
     rows = run.telemetry[(t >= start) & (t <= end)]
     no_gpu = "no GPU reading" if run.meta.get("device") != "cpu" else "the device is a CPU"
+    said = recorded_reasons(run)
     for name, column, how, reason in (
         ("cpu_pct", "server_cpu_pct", "mean", "no CPU reading of the server"),
         ("gpu_util_pct", "gpu_util_pct", "mean", no_gpu),
@@ -52,13 +54,81 @@ def utilization(
         if np.isfinite(value):
             figures[name] = value
         else:
-            reasons[name] = reason if len(rows) else "no telemetry inside the load window"
-    if figures["power_w"] is None:
+            reasons[name] = said.get(column, reason) if len(rows) else "no telemetry inside the load window"
+    used = counter_increase(run.telemetry, "gpu_energy_j", start, end)
+    figures["energy_j"] = used
+    if used is None and figures["power_w"] is not None:
+        used = figures["power_w"] * (end - start)
+    if figures["energy_j"] is None:
+        reasons["energy_j"] = said.get("gpu_energy_j", reasons.get("power_w", "no energy counter"))
+    if used is None:
         reasons["energy_j_per_token"] = reasons["power_w"]
     elif not output_tokens_per_s:
         reasons["energy_j_per_token"] = "no output token"
     else:
-        figures["energy_j_per_token"] = figures["power_w"] / output_tokens_per_s
+        figures["energy_j_per_token"] = used / (output_tokens_per_s * (end - start))
+    return figures, reasons
+
+
+def counter_increase(frame: pd.DataFrame, column: str, start_s: float, end_s: float) -> float | None:
+    """By how much a counter that only grows grew inside [start_s, end_s], linear between readings and beyond
+    the outermost ones at the rate between them; None with fewer than two inside, or after a reset."""
+    if column not in frame:
+        return None
+    known = frame[np.isfinite(frame[column].to_numpy(dtype=np.float64))]
+    t, value = known["t_ns"].to_numpy() * 1e-9, known[column].to_numpy(dtype=np.float64)
+    inside = (t >= start_s) & (t <= end_s)
+    if inside.sum() < 2 or (np.diff(value) < 0).any() or t[inside][-1] <= t[inside][0]:
+        return None
+    rise = float(np.interp(end_s, t, value) - np.interp(start_s, t, value))
+    seen = min(end_s, float(t[-1])) - max(start_s, float(t[0]))
+    return rise * (end_s - start_s) / seen
+
+
+def recorded_reasons(run: Run) -> dict[str, str]:
+    """Why a source of telemetry had nothing to say, by column, as the run recorded it."""
+    part = run.meta.get("telemetry")
+    found = part.get("reasons") if isinstance(part, dict) else None
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+GAUGES = ("running", "waiting", "kv_usage")
+COUNTERS = {
+    "preemptions": "preemptions_total",
+    "prompt_tokens": "prompt_tokens_total",
+    "generation_tokens": "generation_tokens_total",
+}
+
+
+def server_metrics(run: Run, window: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the server's own /metrics said inside the load window: mean and most of its gauges, rise of its
+    counters, share of prompt tokens found in the prefix cache."""
+    names = [f"{gauge}_{how}" for gauge in GAUGES for how in ("mean", "max")]
+    figures: dict[str, Any] = dict.fromkeys((*names, *COUNTERS, "prefix_cache_hit_rate"))
+    scraped, start, end = run.server_metrics, window["start_s"], window["end_s"]
+    if start is None or scraped.empty:
+        why = recorded_reasons(run).get("server_metrics", "the server's /metrics was not scraped")
+        return figures, dict.fromkeys(figures, why if start is not None else "no load window")
+    reasons: dict[str, str] = {}
+    t = scraped["t_ns"] * 1e-9
+    rows = scraped[(t >= start) & (t <= end)]
+    for gauge in GAUGES:
+        values = rows[gauge].dropna()
+        for how in ("mean", "max"):
+            if len(values):
+                figures[f"{gauge}_{how}"] = float(values.agg(how))
+            else:
+                reasons[f"{gauge}_{how}"] = f"the server's /metrics names no {gauge}"
+    for name, column in COUNTERS.items():
+        rise = counter_increase(scraped, column, start, end)
+        figures[name] = None if rise is None else round(rise)
+        if rise is None:
+            reasons[name] = f"fewer than two readings of {column}"
+    hits, asked = (counter_increase(scraped, f"prefix_cache_{n}", start, end) for n in ("hits", "queries"))
+    if hits is not None and asked:
+        figures["prefix_cache_hit_rate"] = hits / asked
+    else:
+        reasons["prefix_cache_hit_rate"] = "the server's /metrics names no prefix cache, or it was not asked"
     return figures, reasons
 
 

@@ -117,7 +117,7 @@ def check(summary: dict[str, Any]) -> None:
         assert keys <= set(at(summary, path)), path
     for group in ("by_class", "by_tenant"):
         for part in summary[group].values():
-            assert set(part) == {"counts", "latency_ms", "throughput"}
+            assert set(part) == {"counts", "latency_ms", "throughput", "stalls", "fluidity"}
             assert set(part["counts"]) == {"scheduled", *OUTCOMES}
     assert summary["valid"] is (not summary["invalid_reasons"])
     ended = sum(summary["counts"][name] for name in OUTCOMES)
