@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.conf import UsageError
 from harness.loadgen.job import Job
 from harness.loadgen.processes import LoadProcesses
 from harness.loadgen.settings import LoadResult, LoadSettings, Target
@@ -50,7 +51,7 @@ def run_client(
 ) -> ClientRun:
     """Send the requests from one load process. realtime: ahead of every ordinary process, for a machine that
     others use. on_ready: called when it is warm and has not begun. Raises LoadError for a backend that cannot
-    be used here, PermissionError where there is no right to realtime."""
+    be used here, UsageError where there is no right to realtime, WorkerError when the process ended."""
     target = Target(base_url, "truth", api=api, send_ids=send_ids, tokenizer=tokenizer or ByteTokenizer())
     with tempfile.TemporaryDirectory(prefix="calibrate-") as folder, Stop() as stop:
         log = Path(folder) / "requests.jsonl"
@@ -60,7 +61,7 @@ def run_client(
                 if core is not None:
                     os.sched_setaffinity(pid, {core})
                 if realtime:
-                    os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(1))
+                    _go_first(pid)
             warm_up = [_warm_up(k) for k in range(WARM_UP)]
             load.prepare(Job(target, replace(settings, processes=1), requests, seed, log, warm_up))
             load.wait_ready()
@@ -71,6 +72,13 @@ def run_client(
         with contextlib.suppress(FileNotFoundError):
             return ClientRun(result, read_request_file(log).records, t0_ns, started_ns)
         return ClientRun(result, [], t0_ns, started_ns)
+
+
+def _go_first(pid: int) -> None:
+    try:
+        os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        raise UsageError("--realtime: no right to it here; needs root or CAP_SYS_NICE") from None
 
 
 def _warm_up(k: int) -> ScheduledRequest:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli import PASS, REGRESSION, put, say
+from harness.cli import INVALID, PASS, REGRESSION, put, say
 from harness.conf import UsageError
 
 if TYPE_CHECKING:
@@ -44,12 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             "nothing to do: give --table, --coordinated-omission or a run's overrides; see --help"
         )
     from harness.host import HostLock
+    from harness.loadgen.processes import WorkerError
 
     with HostLock() as lock:
         lock.acquire(say)
-        if args.coordinated_omission:
-            return _omission(args)
-        return _table(args) if args.table else _bias(args)
+        mode = _omission if args.coordinated_omission else _table if args.table else _bias
+        try:
+            return mode(args)
+        except WorkerError as error:
+            say(f"error: {error}")
+            return INVALID
 
 
 def _table(args: argparse.Namespace) -> int:
@@ -96,10 +100,14 @@ def _table(args: argparse.Namespace) -> int:
 
 
 def _omission(args: argparse.Namespace) -> int:
-    from harness.calibrate.omission import report, run_case
+    from harness.calibrate.omission import CaseError, report, run_case
 
     tolerance = args.tolerance_ms
-    views = run_case(args.backend[0])
+    try:
+        views = run_case(args.backend[0])
+    except CaseError as error:
+        say(f"error: {error}")
+        return INVALID
     lines, value = report(views, tolerance)
     good = all(view.agrees(tolerance) for view in views)
     for line in lines:

@@ -18,10 +18,7 @@ from harness.cli import say
 from harness.loadgen.settings import LoadSettings
 from workloads.schedule import ScheduledRequest, Segment, request_id
 
-RATES = (5.0, 20.0, 50.0, 100.0, 200.0, 400.0, 800.0)
-BACKENDS = ("lean", "aiohttp")
 STALL_EVERY, STALL_MS = 32, 300.0
-MIN_REQUESTS = 20
 
 
 @dataclass(frozen=True)
