@@ -92,6 +92,24 @@ class AsAsked:
 
 
 @dataclass
+class Pausing:
+    """One token after service_s; a request that comes between from_s and to_s, counted from the first one, is
+    held until then. What was under way when it began stays under way too."""
+
+    from_s: float
+    to_s: float
+    service_s: float
+    began: float | None = None
+
+    def __call__(self, body: dict[str, Any], number: int) -> Script:
+        now = time.monotonic()
+        self.began = now if self.began is None else self.began
+        at_s = now - self.began
+        held_s = self.to_s - at_s if self.from_s <= at_s + self.service_s and at_s < self.to_s else 0.0
+        return timeline([(held_s + self.service_s, 1)])
+
+
+@dataclass
 class Seen:
     """What the server saw and did for one request."""
 
@@ -321,7 +339,9 @@ class ScriptServer:
         if script.cut is not None:
             wire = b"".join(pieces)
             pieces = [piece for piece in (wire[: script.cut], wire[script.cut :]) if piece]
-            whole = len(wire) - (2 if script.framing == "chunked" else 0)  # a line end follows
+            line_end = 2 if script.framing == "chunked" else 0
+            # A blank line is one from its CR on: an event does not wait for the LF.
+            whole = len(wire) - line_end - step.data.endswith(b"\r\n")
         stamp = time.monotonic_ns()
         for k, piece in enumerate(pieces):
             if k and script.cut is not None:
