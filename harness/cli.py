@@ -33,7 +33,7 @@ Replay a workload against a batching engine and report throughput, TTFT, TPOT an
 
 options
   -m, --multirun   every combination of comma lists, choice(a,b) and range(start,stop,step)
-  --dry-run        print the plan (requests, rate, tokens, limits) and stop
+  --dry-run        print the whole plan, how long it takes and which percentiles will hold, and stop
   --version        print the version and stop
   -h, --help       print this and stop
 
@@ -43,7 +43,7 @@ choices (`+engine=x` and `engine=x` mean the same)
 main settings
   seed=0                         the one seed: arrivals, lengths, prompts and patience
   device=auto dtype=auto         auto, cpu or cuda; auto, float32, bfloat16 or float16
-  workload.rate                  requests/s
+  workload.rate                  requests/s, or '{{kind: ramp, from: 1, to: 10, over_s: 60}}'
   workload.length_scale          all lengths times this
   load.requests load.duration_s  how many, or for how long
   load.concurrency               clients at once (load=closed)

@@ -21,7 +21,7 @@ def test_the_soak_is_ten_thousand_short_requests_of_which_a_third_mean_to_leave(
     assert max(r.max_tokens for r in schedule) <= 32
     kinds = Counter(r.cancel_kind for r in schedule)
     assert 1 - kinds["none"] / 10_000 == pytest.approx(0.32, abs=0.02)
-    assert all(kinds[kind] > 500 for kind in ("before_first_token", "after_tokens", "after_s"))
+    assert all(kinds[kind] > 400 for kind in ("before_first_token", "after_tokens", "after_s"))
 
 
 @pytest.mark.e2e
