@@ -129,7 +129,8 @@ def _bias(args: argparse.Namespace) -> int:
     settings = load_settings(cfg, "calibrate")
     bias = measure_bias(cfg, schedule.requests, settings, cores, faster=not args.once, tries=args.tries)
     value: dict[str, Any] = {"workload": schedule.name, "load": settings.kind, **bias}
-    path = save_calibration(host, bias["backend"], bias["rate"], value)
+    rate = schedule.planned_rate if settings.kind == "open" else None
+    path = save_calibration(host, bias["backend"], rate, value)
     for name, figure in value.items():
         put(f"{name:<22}{_shown(figure)}")
     put(json.dumps({"bench": "client_bias", "kept": str(path), **value}))

@@ -64,7 +64,7 @@ def measure_bias(
         rate_held = quick["rate"]
         factor *= 2
     return {
-        **{name: best[name] for name in ("requests", "completed", "tokens", "rate", "rate_planned")},
+        **{name: best[name] for name in ("requests", "completed", "tokens", "rate")},
         "rate_held": rate_held,
         "tokens_per_s": best["tokens_per_s"],
         "send_lag_ms": _pair(best, "send_lag_p{}"),

@@ -34,10 +34,11 @@ def rate_bucket(rate: float | None) -> int | None:
 def save_calibration(
     host: Mapping[str, Any], backend: str, rate: float | None, bias: Mapping[str, Any]
 ) -> Path:
-    """Replace what is known for this host, backend and rough rate. Raises OSError."""
+    """Replace what is known for this host, backend and rough planned rate (None: closed loop, or all at
+    once). Raises OSError."""
     path = _path(host, backend, rate_bucket(rate))
     path.parent.mkdir(parents=True, exist_ok=True)
-    value = {"schema_version": SCHEMA_VERSION, **bias, "backend": backend, "rate": rate}
+    value = {"schema_version": SCHEMA_VERSION, **bias, "backend": backend, "at_rate": rate}
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(value, indent=1) + "\n")
     partial.replace(path)
@@ -48,20 +49,21 @@ def load_calibration(
     host: Mapping[str, Any], backend: str, rate: float | None = None
 ) -> dict[str, Any] | None:
     """What save_calibration kept for this machine (harness.host.facts()) and backend: the one nearest in
-    rate; without a rate, the newest. None when there is none that can be read."""
+    rate, `planned.rate` of a run; without a rate, one that had none either, else the newest. None when there
+    is none that can be read."""
     found: list[tuple[float, float, str, dict[str, Any]]] = []
     for path in cache_dir().glob(f"{host_key(host)}-{backend}-*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             value = json.loads(path.read_text())
             if value["schema_version"] == SCHEMA_VERSION:
-                found.append((_distance(rate, value["rate"]), -path.stat().st_mtime, path.name, value))
+                found.append((_distance(rate, value["at_rate"]), -path.stat().st_mtime, path.name, value))
     return min(found)[3] if found else None
 
 
 def _distance(wanted: float | None, rate: float | None) -> float:
-    if wanted is None or wanted <= 0:
-        return 0.0
-    return math.inf if rate is None or rate <= 0 else abs(math.log2(wanted / rate))
+    if not wanted or not rate:
+        return 0.0 if not wanted and not rate else math.inf
+    return abs(math.log2(wanted / rate))
 
 
 def _path(host: Mapping[str, Any], backend: str, bucket: int | None) -> Path:

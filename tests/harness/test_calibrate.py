@@ -196,9 +196,10 @@ def test_the_store_answers_with_the_nearest_rate_of_this_host_and_backend(
     for rate in (10.0, 11.0, 100.0, None):
         save_calibration(here, "lean", rate, {"cpu_s_per_1k_tokens": rate})
     assert len(list(cache_dir().iterdir())) == 3  # 10 and 11 are one rough rate
-    assert load_calibration(here, "lean", 20.0)["rate"] == 11.0
-    assert load_calibration({**here, "os": "newer"}, "lean", 70.0)["rate"] == 100.0
-    assert load_calibration(here, "lean", 1e9)["rate"] == 100.0
+    assert load_calibration(here, "lean", 20.0)["at_rate"] == 11.0
+    assert load_calibration({**here, "os": "newer"}, "lean", 70.0)["at_rate"] == 100.0
+    assert load_calibration(here, "lean", 1e9)["at_rate"] == 100.0
+    assert load_calibration(here, "lean")["at_rate"] is None
     assert load_calibration(here, "aiohttp", 20.0) is None
     assert load_calibration({**here, "cores": 4}, "lean", 20.0) is None
     for path in cache_dir().iterdir():
