@@ -254,6 +254,7 @@ def test_bytes_may_be_told_later(
     assert go(held) == go([False] * 8)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["send", "head", "data", "deadline", "finish", "broke", "cut_off"])))
 def test_whatever_is_told_in_whatever_order_there_is_one_end(steps: list[str]) -> None:
     call = begun(timeout_s=0.02, cancel_kind="after_tokens", cancel_value=2)

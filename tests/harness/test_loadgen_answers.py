@@ -302,6 +302,7 @@ def test_the_short_way_understands_what_the_long_way_does(
         assert state(read(*pieces)) == long_way
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["content", "reasoning", "reasoning_content", "refusal", "role"]),

@@ -56,8 +56,11 @@ def test_the_alarm_is_never_early(monkeypatch: pytest.MonkeyPatch, timerfd: bool
     assert min(late) >= 0
 
 
-def test_the_alarm_can_be_woken_and_set_anew() -> None:
+@pytest.mark.parametrize("timerfd", [True, False])
+def test_the_alarm_can_be_woken_and_set_anew(monkeypatch: pytest.MonkeyPatch, timerfd: bool) -> None:
     """A wake ends the waiting at once; a ring that was meant for the time before is not heard."""
+    if not timerfd:
+        monkeypatch.setattr(pacing_module, "_timerfd_create", lambda: None)
 
     async def go() -> None:
         loop = asyncio.get_running_loop()
@@ -101,6 +104,22 @@ def test_lateness_of_one_arrival_is_not_handed_on(run: Run, tmp_path: Path) -> N
     sends = [r.send_ns for r in records if r.send_ns is not None]
     rates = [k / (at - sends[0]) * NS for k, at in enumerate(sends) if k >= 350]
     assert max(rates) > 0.9 / gap_s
+
+
+def test_a_platform_without_a_timerfd_keeps_its_times(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pacing_module, "_timerfd_create", lambda: None)
+
+    async def go() -> Driven:
+        async with ScriptServer(answer(2, 0.01)) as server:
+            return await drive(server.base_url, every(0.007, 40), tmp_path, backend="aiohttp")
+
+    driven = asyncio.run(go())
+    assert driven.result.counts["completed"] == 40
+    late = [r.dispatch_ns - r.intended_ns for r in driven.records.values() if r.dispatch_ns is not None]
+    assert len(late) == 40
+    assert min(late) >= 0
 
 
 def test_every_arrival_is_sent_once_and_never_before_its_time(run: Run, tmp_path: Path) -> None:
