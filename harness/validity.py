@@ -138,11 +138,26 @@ def record_faults(run: Run, counts: Mapping[str, int]) -> list[str]:
         found.append(f"conservation: {known - ended} of {known} records have no known outcome")
     if counts["scheduled"] != ended:
         found.append(f"conservation: {counts['scheduled']} requests were scheduled, {ended} ended")
+    leaked = leak(run.ending)
+    if leaked is not None and run.meta.get("complete", False):
+        found.append(leaked)
     if len(run.schedule) and "id" in run.schedule:
         strangers = int((~run.requests["id"].isin(set(run.schedule["id"]))).sum())
         if strangers:
             found.append(f"conservation: {strangers} of {known} records are of requests never scheduled")
     return found
+
+
+def leak(ending: Mapping[str, Any]) -> str | None:
+    """engine_end.json: why a run that ended so is invalid; None when nothing leaked, or nothing is known."""
+    if not ending:
+        return None
+    left = {name: ending.get(name) for name in ("kv_live", "running", "waiting")}
+    integrity = ending.get("integrity")
+    if not any(left.values()) and integrity in ("ok", None):
+        return None
+    shown = ", ".join(f"{name} {value}" for name, value in left.items())
+    return f"kv leak: at the engine's end {shown}; integrity: {integrity}"
 
 
 def error_faults(counts: Mapping[str, int]) -> list[str]:

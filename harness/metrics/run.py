@@ -16,6 +16,7 @@ import pandas as pd
 import yaml
 
 from harness import records
+from harness.metrics.ending import read_ending
 from harness.records import OUTCOMES
 from harness.request_log import json_lines
 
@@ -54,6 +55,7 @@ class Run:
     problems: tuple[str, ...] = ()
     closed: bool = True  # requests.jsonl has its footer
     retries: int = 0  # attempts that another one followed
+    ending: dict[str, Any] = field(default_factory=dict)  # engine_end.json; empty where there is none
     server_metrics: pd.DataFrame = field(default_factory=pd.DataFrame)  # what /metrics said; t_ns from t0
 
     @property
@@ -148,6 +150,7 @@ def load_run(run_dir: str | Path) -> Run:
         problems=tuple(dict.fromkeys(text.replace(prefix, "") for text in problems)),
         closed=bool(file and file.closed),
         retries=sum(1 for record in written if not record.final),
+        ending=read_ending(folder),
         server_metrics=server_metrics_frame(scraped),
     )
 

@@ -27,6 +27,7 @@ from harness.metrics.counts import (
     scheduled,
     token_source,
 )
+from harness.metrics.ending import kv_live_end
 from harness.metrics.engine import attribution, engine_latency, load_steps, step_figures
 from harness.metrics.latency import chunk_table, latency_blocks, per_request, why_no_pace
 from harness.metrics.percentiles import FLOOR_RULES, hold_to_floor
@@ -144,7 +145,10 @@ def summarize(run: Run) -> dict[str, Any]:
         "stalls": pauses,
         "fluidity": reasons.one("fluidity", fluidity(missed, pace)),
         "attribution": reasons.take("attribution", attribution(run, frame)),
-        "steps": reasons.take("steps", step_figures(steps)),
+        "steps": {
+            **reasons.take("steps", step_figures(steps)),
+            "kv_live_end": reasons.one("steps.kv_live_end", kv_live_end(run.ending)),
+        },
         "prefix_cache": {"hit_rate_tokens": None},
         "utilization": reasons.take(
             "utilization", utilization(run, steps, window, rates["output_tokens_per_s"])
