@@ -46,8 +46,9 @@ main settings
   workload.rate                  requests/s, or '{{kind: ramp, from: 1, to: 10, over_s: 60}}'
   workload.length_scale          all lengths times this
   load.requests load.duration_s  how many, or for how long
-  load.concurrency               clients at once (load=closed)
+  load.concurrency               clients at once (load=closed), or a cap on what is under way (load=open)
   load.timeout_s                 the client's patience for a whole answer
+  load.processes load.backend    processes that share the load; lean or aiohttp (auto: what is needed)
   engine.max_num_seqs engine.max_num_batched_tokens engine.max_model_len
   engine.num_kv_blocks engine.block_size engine.prefill_chunk_size engine.reservation
   engine.threads engine.max_waiting_requests engine.queue_timeout_ms

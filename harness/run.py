@@ -159,9 +159,9 @@ class Measurement:
         self._warmed_up(load.wait_ready())
         t0_ns = time.monotonic_ns() + LEAD_NS + LEAD_NS_PER_REQUEST * len(schedule)
         meta["t0_ns"] = t0_ns
+        self._interruption.on_signal = lambda: self._end_early("interrupted")
         write_meta(self.run_dir, meta)
         self.began = True
-        self._interruption.on_signal = lambda: self._end_early("interrupted")
         telemetry = Telemetry(
             self.run_dir / "telemetry.jsonl",
             t0_ns=t0_ns,
