@@ -32,13 +32,17 @@ class End:
 class Exchange:
     """A call under way. connection: None once it is of no more use to this call."""
 
-    __slots__ = ("call", "connection", "end", "last_ns", "number", "queued", "response", "urgent", "waiting")
+    __slots__ = (
+        "call", "connection", "end", "last_ns", "number",
+        "partial", "queued", "response", "urgent", "waiting",
+    )  # fmt: skip
 
     def __init__(self, number: int, call: Call) -> None:
         self.number = number
         self.call = call
         self.urgent = call.watches_tokens
         self.connection: Connection | None = None
+        self.partial = False  # the kernel did not take the whole request at once
         self.response = Response()
         self.last_ns = 0  # the latest stamp: of the write, then of what was read
         self.waiting: deque[tuple[int, bytes]] = deque()  # stamped pieces of the body, not taken in yet

@@ -253,18 +253,25 @@ class Loop:
         except BlockingIOError:
             sent = 0
         except OSError as exc:
-            if exchange.call.send_ns is None:
-                exchange.call.on_send(now_ns)
-            self._reset(connection, exc)
-            return
-        if exchange.last_ns == 0:
+            sent = -1
+            failure = exc
+        if exchange.last_ns == 0 and sent:
             exchange.call.on_send(now_ns)
             exchange.last_ns = now_ns
         if sent == len(unsent):
             connection.unsent = None
-        else:
+            if exchange.partial:
+                self._pool.watch_writes(connection, False)
+        elif sent >= 0:
             connection.unsent = unsent[sent:]
-            self._pool.watch_writes(connection, True)
+            if not exchange.partial:
+                exchange.partial = True
+                self._pool.watch_writes(connection, True)
+        else:
+            # The server takes no more. It may have said why before it closed: then that is read first.
+            self._event(connection, _IN)
+            if connection.exchange is exchange and not exchange.response.status:
+                self._reset(connection, failure)
 
     # Reading.
 
@@ -284,9 +291,8 @@ class Loop:
         exchange = connection.exchange
         if exchange is None:
             self._pool.drop(connection)  # closed by the server, or bytes that nobody asked for
-            return
-        if data:
-            self._read(connection, exchange, self._stamp(exchange, ancillary, now_ns), data)
+        elif data:
+            self._read(exchange, self._stamp(exchange, ancillary, now_ns), data)
         elif exchange.response.eof():
             self._end(exchange, End(now_ns))
         else:
@@ -311,7 +317,7 @@ class Loop:
         exchange.last_ns = stamp_ns
         return stamp_ns
 
-    def _read(self, connection: Connection, exchange: Exchange, stamp_ns: int, data: bytes) -> None:
+    def _read(self, exchange: Exchange, stamp_ns: int, data: bytes) -> None:
         response, call = exchange.response, exchange.call
         begun = response.status is not None
         try:

@@ -88,7 +88,6 @@ class Pool:
         try:
             self._try(connection, now_ns)
         except OSError:
-            self._no_spare_before_ns = now_ns + SPARE_AGAIN_NS
             return False
         if connection.connected:
             self.give_back(connection, now_ns)
@@ -114,7 +113,7 @@ class Pool:
             done = sockets.is_connected(connection.sock, connection.addresses[connection.tried])
         except OSError as exc:
             self._next_address(connection, exc, now_ns)
-            return connection.connected
+            return False
         if done:
             del self._connecting[connection.fd]
             self._works(connection)
@@ -151,12 +150,13 @@ class Pool:
     def _try(self, connection: Connection, now_ns: int) -> None:
         """Connect to the next address that does not fail at once. Raises the last one's OSError."""
         failure = OSError(errno.EADDRNOTAVAIL, "the server's name has no address")
+        again = connection.tried > 0  # somebody waits for epoll to say that it is connected
         while connection.tried < len(connection.addresses):
             address = connection.addresses[connection.tried]
             sock = None
             try:
                 sock = sockets.start(address)
-                connection.connected = sockets.is_connected(sock, address)
+                connection.connected = sockets.is_connected(sock, address) and not again
             except OSError as exc:
                 failure = exc
                 connection.tried += 1
@@ -172,18 +172,17 @@ class Pool:
                 self._connecting[connection.fd] = connection
             self._epoll.register(connection.fd, select.EPOLLIN if connection.connected else select.EPOLLOUT)
             return
+        self._no_spare_before_ns = now_ns + SPARE_AGAIN_NS
         raise failure
 
     def _next_address(self, connection: Connection, exc: OSError, now_ns: int) -> None:
+        """Go on with the addresses that are left. Raises OSError: exc, or that of the last one."""
         self._close(connection)
         connection.tried += 1
-        if connection.tried < len(connection.addresses):
-            self._try(connection, now_ns)
-            if connection.connected and connection.exchange is None:
-                self.give_back(connection, now_ns)
-            return
-        self._no_spare_before_ns = now_ns + SPARE_AGAIN_NS
-        raise exc
+        if connection.tried == len(connection.addresses):
+            self._no_spare_before_ns = now_ns + SPARE_AGAIN_NS
+            raise exc
+        self._try(connection, now_ns)
 
     def _works(self, connection: Connection) -> None:
         connection.connected = True
