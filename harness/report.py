@@ -105,10 +105,12 @@ def latency_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def latency_table(summary: dict[str, Any]) -> Any:
-    table = grid("latency, ms", *FIGURES)
+    """Each row with its number of samples: requests, or gaps for ITL."""
+    table = grid("latency, ms", "n", *FIGURES)
     for label, path in latency_rows(summary):
         block = lookup(summary, f"latency_ms.{path}")
-        table.add_row(label, *(figure(block, name) for name in FIGURES))
+        count = str(block["n"]) if block and block["n"] else "-"
+        table.add_row(label, count, *(figure(block, name) for name in FIGURES))
     return table
 
 

@@ -47,9 +47,9 @@ def test_everything_a_reader_wants_is_there(tmp_path: Path) -> None:
         "reservation=on_demand, max_num_seqs=16, num_kv_blocks=101",
         "402 scheduled: 400 completed, 0 failed, 0 timed out, 1 rejected, 1 cancelled, 0 cut off",
         "1 queue_full",
-        "TTFT 200 200 200 200 200 200",
-        "TPOT 20.0 20.0 20.0 20.0 20.0 20.0",
-        "normalized (E2E/token) 36.4",
+        "TTFT 400 200 200 200 200 200 200",
+        "TPOT 400 20.0 20.0 20.0 20.0 20.0 20.0",
+        "normalized (E2E/token) 400 36.4",
         "attainment 99.8 % (TTFT 2000 ms, TPOT 200 ms)",
         "0 over 100 ms (0 s), longest gap 20.0 ms, fluidity 1.000",
         "batch 1.00 mean, useful tokens 100 %, recomputed 0, preemptions 20",
@@ -64,7 +64,7 @@ def test_everything_a_reader_wants_is_there(tmp_path: Path) -> None:
 def test_unreliable_figures_carry_a_mark_and_reliable_ones_do_not(tmp_path: Path) -> None:
     text = printed(engine_run(tmp_path, steady_requests(40)))
     row = next(line for line in text.splitlines() if line.startswith("TTFT"))
-    assert row.split() == ["TTFT", "200", "200", "200", "~200", "~200", "200"]
+    assert row.split() == ["TTFT", "40", "200", "200", "200", "~200", "~200", "200"]
     assert "too few samples" in text
 
 
@@ -76,8 +76,8 @@ def test_no_figure_is_truncated_at_80_columns(tmp_path: Path, scale: float) -> N
     assert "…" not in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     row = next(line for line in text.splitlines() if line.startswith("E2E"))
-    assert len(row.split()) == 7
-    shown = float(row.split()[2])
+    assert len(row.split()) == 8
+    shown = float(row.split()[3])
     assert shown == pytest.approx(600 * scale, rel=0.05)
 
 
@@ -101,7 +101,7 @@ def test_why_rows_are_missing_and_why_a_run_is_invalid(tmp_path: Path) -> None:
     assert "- TPOT, ITL: drained: every answer came in one chunk" in text
     assert text.rstrip().endswith("INVALID incomplete: [server_died] gone")  # brackets are not markup
     row = next(line for line in text.splitlines() if line.startswith("TPOT"))
-    assert row.split() == ["TPOT", *["-"] * 6]
+    assert row.split() == ["TPOT", *["-"] * 7]
 
 
 def test_failures_are_shown_by_reason_with_their_first_error(tmp_path: Path) -> None:
