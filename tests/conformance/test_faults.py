@@ -115,7 +115,6 @@ def test_malformed_answers_harm_nobody_else(malformed: Golden) -> None:
 
 STAGES: dict[str, Script] = {
     "before the head": Script([], head_after_s=60.0),
-    "before the first token": Script([tokens(1, 60.0)]),
     "in the middle": timeline([(0.1 * k, 1) for k in range(600)]),
     "between requests": GOOD,
 }
@@ -129,7 +128,7 @@ def test_a_server_that_is_killed_ends_the_load(
     (The load believes in the death after 3 s without a connection; here after a sixth of that.)"""
     monkeypatch.setattr("harness.loadgen.watch.DEAD_AFTER_S", 0.5)
     with ScriptProcess() as mine:
-        killer = threading.Timer(1.0, mine.process.kill)
+        killer = threading.Timer(0.7, mine.process.kill)
         killer.start()
         began = time.monotonic()
         with pytest.raises(AssertionError, match="the script server has ended"):  # it has no truth to tell
@@ -163,8 +162,9 @@ def test_a_server_that_goes_silent_is_a_time_out(server: ScriptProcess, backend:
 WIRE = (tokens(2, text="grüße"), plain(COMMENT), tokens(1, text="🙂"))
 
 
-@pytest.mark.parametrize("framing", ["chunked", "length", "close"])
-@pytest.mark.parametrize("ends", ["lf", "crlf"])
+@pytest.mark.parametrize(
+    ("framing", "ends"), [("chunked", "lf"), ("chunked", "crlf"), ("length", "lf"), ("close", "lf")]
+)
 def test_an_answer_cut_at_any_byte_is_the_same_answer(
     server: ScriptProcess, backend: str, tmp_path: Path, framing: str, ends: str
 ) -> None:
@@ -173,7 +173,7 @@ def test_an_answer_cut_at_any_byte_is_the_same_answer(
     if ends == "crlf":
         steps = [Step(s.kind, s.after_s, crlf(s.data), s.tokens) for s in steps]
     longest = max(len(s.data) for s in steps) + 8
-    cuts = range(1, longest, 1 if framing == "chunked" else 3)
+    cuts = range(1, longest, 1 if framing == "chunked" else 5)
     rule = ById(
         {request_id(i): Script(steps, cut=cut, cut_s=0.003, framing=framing) for i, cut in enumerate(cuts)}
     )
@@ -184,10 +184,10 @@ def test_an_answer_cut_at_any_byte_is_the_same_answer(
         tmp_path,
         backend=backend,
         kind="closed",
-        concurrency=4,
+        concurrency=6,
         keep_text=True,
     )
-    assert len(run.truth.seen) == run.summary["counts"]["completed"] == len(cuts) > 50
+    assert len(run.truth.seen) == run.summary["counts"]["completed"] == len(cuts) > 25
     got: set[tuple[Any, ...]] = {
         (r.chunk_tokens, r.text, r.output_tokens, r.token_mismatch) for r in run.records.values()
     }
