@@ -175,12 +175,13 @@ def traffic(cfg: DictConfig, schedule: Schedule) -> str:
         limit = f", no new ones after {cfg.load.duration_s:g} s" if cfg.load.duration_s else ""
         return f"closed loop of {cfg.load.concurrency} clients{limit}"
     last = schedule.requests[-1].arrival_s if len(schedule) else 0.0
+    cap = f", at most {cfg.load.concurrency} under way" if cfg.load.concurrency else ""
     sessions = {r.session for r in schedule if r.session is not None}
     if sessions:
-        return f"open loop, {len(sessions)} sessions within {last:.1f} s at the earliest"
+        return f"open loop, {len(sessions)} sessions within {last:.1f} s at the earliest{cap}"
     if schedule.planned_rate is None:
-        return f"open loop, all within {last:.1f} s"
-    return f"open loop at {schedule.planned_rate:.3g} requests/s for {last:.1f} s"
+        return f"open loop, all within {last:.1f} s{cap}"
+    return f"open loop at {schedule.planned_rate:.3g} requests/s for {last:.1f} s{cap}"
 
 
 def _floor(value: float) -> float:

@@ -209,3 +209,24 @@ def test_an_eta_reads_as_a_sentence():
     assert str(Eta(6.0, 40.0, 3.0, 4.0, "as in run x (p90)")) == (
         "about 53 s: start-up 6 s, arrivals 40 s, drain 3 s, results 4 s; answers as in run x (p90)"
     )
+
+
+def test_traffic_in_words():
+    def words(*overrides):
+        cfg = compose(["workload=chat", "load.requests=40", *overrides])
+        return describe(cfg, draw_schedule(cfg)).splitlines()[0]
+
+    assert words("load.concurrency=4").endswith(" s, at most 4 under way")
+    assert re.search(r"40 requests, open loop at [\d.]+ requests/s for [\d.]+ s$", words())
+    turns = words("experiment=sessions")
+    assert re.search(r"open loop, \d+ sessions within [\d.]+ s at the earliest$", turns)
+    assert words("load=closed", "load.concurrency=3").endswith("closed loop of 3 clients")
+
+
+def test_a_foreign_server_has_a_plan_too(capsys, tmp_path):
+    args = ["+engine=openai", "engine.base_url=http://192.0.2.1:8000", f"output.dir={tmp_path}"]
+    assert main(["--dry-run", *args]) == 0, "nothing is asked of the server"
+    out = capsys.readouterr().out
+    assert "engine     http://192.0.2.1:8000 (not ours" in out
+    assert "start-up 3 s" in out
+    assert "client     1 load process" in out
