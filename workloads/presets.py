@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from workloads.arrivals import MOST_REQUESTS, draw_arrivals, read_arrivals
+from workloads.arrivals import draw_arrivals, read_arrivals
 from workloads.assembly import COMMON_KEYS, Common, Draft, Piece, assemble, class_cap, read_common
 from workloads.errors import WorkloadError
 from workloads.inputs import draw_prompts, scale_pieces
@@ -22,7 +23,6 @@ from workloads.rates import RateProfile, shown_rate
 from workloads.schedule import Schedule, planned_rate
 from workloads.sessions import (
     Sessions,
-    ended_early,
     grow,
     in_order,
     keeps_part,
@@ -121,8 +121,6 @@ def _draw_sessions(
     count = len(starts_s) if requests is None else sessions_for(seed, sessions, starts_s, requests)
     while True:
         rows = lay_out(seed, sessions, starts_s[:count])
-        if len(rows) > MOST_REQUESTS:
-            raise sessions.node.error("turns", f"makes more than {MOST_REQUESTS} requests; needs fewer turns")
         member = _choose_classes(seed, classes, count)[rows.session]
         turn = rows.turn if sessions.history else None
         names, pieces, answers, caps = _draw_contents(seed, common, classes, member, turn)
@@ -138,13 +136,12 @@ def _draw_sessions(
             )
             for i in range(len(rows))
         ]
-        grown = list(grow(drafts, common, caps)) if sessions.history else drafts
-        kept = grown if duration_s is None else [d for d in grown if d.arrival_s <= duration_s]
+        full: set[str | None] = set()
+        grown = grow(drafts, common, caps, full) if sessions.history else iter(drafts)
+        kept = list(islice((d for d in grown if duration_s is None or d.arrival_s <= duration_s), requests))
         if requests is None or len(kept) >= requests or count == len(starts_s):
             break
         count = min(len(starts_s), count + count // 2 + 1)  # some sessions were full before their last turn
-    kept = kept[:requests]
-    full = ended_early(drafts, grown) & {draft.session for draft in kept}
     notes = []
     if full:
         notes.append(

@@ -15,11 +15,12 @@ a later turn is sent depends on the server: here it has the earliest moment, as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from workloads.arrivals import MOST_REQUESTS
 from workloads.assembly import Common, Draft, Piece, fit, real_answer
 from workloads.inputs import MOST_TURNS
 from workloads.lengths import Quantile, read_distribution
@@ -72,6 +73,9 @@ def lay_out(seed: int, sessions: Sessions, starts_s: np.ndarray) -> Turns:
     if counts.max(initial=0) > MOST_TURNS:
         message = f"makes {counts.max():.3g} turns, needs {MOST_TURNS} at most; give the distribution a max"
         raise sessions.node.error("turns", message)
+    if counts.sum() > MOST_REQUESTS:
+        message = f"makes more than {MOST_REQUESTS} requests; needs fewer turns, or a lower workload.rate"
+        raise sessions.node.error("turns", message)
     counts = counts.astype(np.int64)
     first = counts.cumsum() - counts
     session = np.repeat(np.arange(len(counts)), counts)
@@ -96,19 +100,20 @@ def keeps_part(kind: str, turn: np.ndarray) -> np.ndarray:
     return turn == 0 if kind in ONCE else np.ones(len(turn), dtype=bool)
 
 
-def grow(drafts: Sequence[Draft], common: Common, caps: Mapping[str, int]) -> Iterator[Draft]:
+def grow(
+    drafts: Iterable[Draft], common: Common, caps: Mapping[str, int], full: set[str | None]
+) -> Iterator[Draft]:
     """The drafts of sessions, one after the other, with their history; without the turns whose prompt would
-    pass the cap, and those after them."""
+    pass the cap, and those after them. Puts the sessions that end so into `full`."""
     carried: tuple[Piece, ...] = ()
-    full: str | None = None  # the session that has ended
     for draft in drafts:
-        if draft.turn > 0 and draft.session == full:
+        if draft.session in full:
             continue
         grown = draft
         if draft.turn > 0:
             grown = replace(draft, pieces=(*carried, *(p._replace(whole=True) for p in draft.pieces)))
             if common.input_cap is not None and sum(p.tokens for p in grown.pieces) > common.input_cap:
-                full = draft.session
+                full.add(draft.session)
                 continue
         answer = Piece(
             f"{common.name}/answer/{draft.session}/{draft.turn}", real_answer(common, draft, caps), True
@@ -117,12 +122,6 @@ def grow(drafts: Sequence[Draft], common: Common, caps: Mapping[str, int]) -> It
         yield grown
 
 
-def ended_early(drawn: Sequence[Draft], kept: Sequence[Draft]) -> set[str | None]:
-    """The sessions that have lost turns."""
-    last = {draft.session: draft.turn for draft in kept}
-    return {draft.session for draft in drawn if draft.turn > last[draft.session]}
-
-
-def in_order(drafts: Sequence[Draft]) -> list[Draft]:
+def in_order(drafts: Iterable[Draft]) -> list[Draft]:
     """By arrival; turns of one session that may come at one time stay in order."""
     return sorted(drafts, key=lambda draft: draft.arrival_s)

@@ -232,6 +232,15 @@ def test_wrong_sessions_are_one_line(block, words):
     assert "\n" not in str(caught.value)
 
 
+def test_sessions_without_end_take_no_more_than_is_asked_for():
+    endless = sessions({"dist": "constant", "value": 10_000})
+    schedule = drawn(requests=150, block=endless, input__cap=None)
+    assert [r.turn for r in schedule] == list(range(150))
+    assert schedule.notes == draw(workload("chat", input__cap=None), seed=0, requests=1).notes
+    with pytest.raises(WorkloadError, match="makes more than 5000000 requests; needs fewer turns"):
+        drawn(requests=None, duration_s=3600, block=endless)
+
+
 def test_later_turns_must_add_something():
     node = workload("chat", sessions=sessions())
     del node["classes"]["chat"]["input"]["message"]
