@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,18 @@ LONG = ("+experiment=smoke", "load.requests=400", "workload.rate=8", "engine.kv_
 class HarnessCommand:
     """A run in the background. folder: its output and its host lock, apart from everybody else's."""
 
-    def __init__(self, folder: Path, *args: str) -> None:
+    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
         self.output = folder / "runs"
         self._stderr = folder / f"stderr-{time.monotonic_ns()}"
         (folder / "tmp").mkdir(exist_ok=True)
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "CI": "true"}
+        base = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "CI": "true"}
         with open(self._stderr, "w") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "harness", *args, f"output.dir={self.output}"],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                env=env,
+                env={**base, **(env or {})},
                 cwd=folder,
                 start_new_session=True,
             )
