@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
+from harness.loadgen import LoadSettings, Stop, Target
+from harness.loadgen.channel import Channel
+from harness.loadgen.job import Job
+from harness.loadgen.processes import LoadProcesses
 from harness.loadgen.progress import Progress, Tally, is_interactive
+from harness.loadgen.worker import LIVE_S, LiveFigures
 from harness.records import RequestRecord
+from harness.tokenizer import ByteTokenizer
 from tests.support.load import drive, every
+from tests.support.script_process import ScriptProcess
 from tests.support.script_server import ScriptServer, answer, refusal
 
 
@@ -85,6 +94,50 @@ def test_throughput_is_that_of_the_last_seconds(tmp_path: Path, monkeypatch: pyt
     live = progress.live()
     assert 55 < float(live.split(" tok/s")[0].split()[-1]) < 70  # not the 200 of the time before
     assert live.startswith("in flight 0 ")
+
+
+def test_a_worker_tells_a_display_when_it_has_nothing_else_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("harness.loadgen.worker.time.monotonic", lambda: now)
+    ours, theirs = socket.socketpair()
+    parent, tally = Channel(ours), Tally()
+    live = LiveFigures(Channel(theirs), tally)
+    assert not live()  # nothing has happened
+    tally("sent", None)
+    assert live()
+    tally("sent", None)
+    assert not live()  # too soon
+    now += LIVE_S
+    assert live()
+    now += LIVE_S
+    assert not live()
+    assert [frame["launched"] for frame in parent.receive()] == [1, 2]
+
+
+@pytest.mark.parametrize("backend", ["lean", "aiohttp"])
+def test_a_display_gets_figures_more_often_than_nobody(tmp_path: Path, backend: str) -> None:
+    with ScriptProcess() as server:
+        server.play(answer(2, 0.01))
+        without = frames_of_a_load(tmp_path / "without", server.base_url, backend, live=False)
+        shown = frames_of_a_load(tmp_path / "with", server.base_url, backend, live=True)
+    assert len(shown) > len(without) + 3
+    assert shown == sorted(shown)
+
+
+def frames_of_a_load(folder: Path, url: str, backend: str, *, live: bool) -> list[int]:
+    """How many attempts had been launched, in each frame of a worker's load of 2 s."""
+    folder.mkdir()
+    target = Target(url, "m", tokenizer=ByteTokenizer())
+    log = folder / "requests.jsonl"
+    job = Job(target, LoadSettings("run", backend=backend), every(0.02, 100), 0, log, live=live)
+    launched: list[int] = []
+    with LoadProcesses() as load, Stop() as stop:
+        load.prepare(job)
+        assert load.wait_ready() is None
+        t0_ns = time.monotonic_ns() + 50_000_000
+        result = load.run(t0_ns, stop, lambda k, frame: launched.append(frame["launched"]))
+    assert (result.backend, result.counts["completed"]) == (backend, 100)
+    return launched
 
 
 def test_no_figures_without_answers() -> None:
