@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from harness.metrics.percentiles import Floats
 from harness.metrics.run import Run
@@ -65,7 +66,9 @@ def arrivals(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         figures["iod"][name] = index_of_dispersion(sends, width)
         if figures["iod"][name] is None:
             reasons[f"iod.{name}"] = f"fewer than {MIN_WINDOWS} windows of {name}"
-    figures["most_in_1s"] = most_within(sends, 1.0)
+    figures["max_per_1s"] = most_within(sends, 1.0)
+    figures["planned_cv"], figures["planned_iod"], more = drawn(run)
+    reasons.update(more)
     figures["due"], figures["sent_of_due"], figures["rate_error"], why = rate_error(run)
     if why is not None:
         reasons.update(dict.fromkeys(("due", "sent_of_due", "rate_error"), why))
@@ -81,19 +84,46 @@ def arrivals(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
     return figures, reasons
 
 
+def drawn(run: Run) -> tuple[float | None, dict[str, float | None], dict[str, str]]:
+    """(gap CV, index of dispersion, reasons) of the arrivals as the schedule holds them: what the workload
+    asked for, before any client had a hand in it."""
+    iod: dict[str, float | None] = {f"{width:g}s": None for width in IOD_WINDOWS_S}
+    times = first_turns(run)
+    if times is None:
+        why = "a closed loop has no planned arrivals" if run.load_kind == "closed" else "no schedule"
+        return None, iod, {"planned_cv": why, **{f"planned_iod.{name}": why for name in iod}}
+    at = np.sort(times["arrival_s"].to_numpy(dtype=np.float64))
+    gaps = np.diff(at)
+    reasons: dict[str, str] = {}
+    cv = float(gaps.std(ddof=1) / gaps.mean()) if gaps.size > 1 and gaps.mean() > 0 else None
+    if cv is None:
+        reasons["planned_cv"] = "fewer than three arrivals, or all at one time"
+    for width in IOD_WINDOWS_S:
+        name = f"{width:g}s"
+        iod[name] = index_of_dispersion(at, width)
+        if iod[name] is None:
+            reasons[f"planned_iod.{name}"] = f"fewer than {MIN_WINDOWS} windows of {name}"
+    return cv, iod, reasons
+
+
+def first_turns(run: Run) -> pd.DataFrame | None:
+    """Rows of the schedule whose arrival it times itself; None for a closed loop and without a schedule."""
+    plan = run.schedule
+    if run.load_kind == "closed" or not {"id", "arrival_s"} <= set(plan):
+        return None
+    return plan[plan["turn"].fillna(0) == 0] if "turn" in plan else plan
+
+
 def rate_error(run: Run) -> tuple[int | None, int | None, float | None, str | None]:
     """(requests that were due until the last send, how many of them were sent, realised rate over drawn rate
     - 1, why null).
 
     Both rates are of the arrivals that the schedule itself times (first turns of an open loop) and end with
     the last send: neither the sampling error of the drawn times nor what the run's end cut off is in it."""
-    if run.load_kind == "closed":
-        return None, None, None, "a closed loop has no planned arrivals"
-    plan = run.schedule
-    if not {"id", "arrival_s"} <= set(plan):
-        return None, None, None, "no schedule"
-    if "turn" in plan:
-        plan = plan[plan["turn"].fillna(0) == 0]
+    plan = first_turns(run)
+    if plan is None:
+        why = "a closed loop has no planned arrivals" if run.load_kind == "closed" else "no schedule"
+        return None, None, None, why
     sends = run.requests.set_index("id")["send_ns"] * 1e-9
     times = plan["arrival_s"].to_numpy(dtype=np.float64)
     sent = plan["id"].map(sends).to_numpy(dtype=np.float64)

@@ -17,8 +17,8 @@ import yaml
 
 from harness import records
 from harness.metrics.ending import read_ending
+from harness.metrics.server_metrics import read_server_metrics
 from harness.records import OUTCOMES
-from harness.request_log import json_lines
 
 __all__ = ["OUTCOMES", "Run", "load_run", "request_frame"]
 
@@ -30,10 +30,6 @@ REQUEST_NUMBERS = (
     *("intended_ns", "dispatch_ns", "send_ns", "headers_ns", "first_event_ns", "end_ns"),
     *("attempt", "priority", "turn", "prompt_tokens", "planned_prompt_tokens", "output_tokens"),
     *("max_tokens", "stop_after", "status", "first_output_ns", "reasoning_tokens", "reads", "coalesced"),
-)
-SERVER_METRICS = (
-    *("running", "waiting", "kv_usage", "preemptions_total", "prompt_tokens_total"),
-    *("generation_tokens_total", "prefix_cache_hits", "prefix_cache_queries"),
 )
 META_PARTS = ("fingerprint", "server", "host", "slo", "planned", "client")
 SCHEDULE_NUMBERS = ("arrival_s", "deadline_ms", "cancel_value", "timeout_s")
@@ -56,7 +52,7 @@ class Run:
     closed: bool = True  # requests.jsonl has its footer
     retries: int = 0  # attempts that another one followed
     ending: dict[str, Any] = field(default_factory=dict)  # engine_end.json; empty where there is none
-    server_metrics: pd.DataFrame = field(default_factory=pd.DataFrame)  # what /metrics said; t_ns from t0
+    server_metrics: tuple[dict[str, Any], ...] = ()  # what the server's /metrics said; t_ns from t0
 
     @property
     def load_kind(self) -> str | None:
@@ -133,7 +129,7 @@ def load_run(run_dir: str | Path) -> Run:
     )
     steps = step_frame(read("steps", records.read_steps, pd.DataFrame()), t0)
     telemetry = read("telemetry.jsonl", records.read_telemetry, pd.DataFrame())
-    scraped = read("server_metrics.jsonl", server_metrics_rows, [])
+    scraped = read("server_metrics.jsonl", read_server_metrics, [])
     schedule = read("schedule.parquet", lambda d: pd.read_parquet(d / "schedule.parquet"), pd.DataFrame())
     config = read("config.yaml", lambda d: yaml.safe_load((d / "config.yaml").read_text()), {})
     prefix = f"{folder}/"
@@ -151,7 +147,7 @@ def load_run(run_dir: str | Path) -> Run:
         closed=bool(file and file.closed),
         retries=sum(1 for record in written if not record.final),
         ending=read_ending(folder),
-        server_metrics=server_metrics_frame(scraped),
+        server_metrics=tuple(scraped),
     )
 
 
@@ -194,18 +190,6 @@ def step_frame(frame: pd.DataFrame, t0: int) -> pd.DataFrame:
     """The steps from t0, in order of their start; ids, tokens and kind are kept as lists."""
     out = _floats(frame, records.STEP_COLUMNS, t0)
     return out[np.isfinite(out["start_ns"])].sort_values("start_ns", kind="stable").reset_index(drop=True)
-
-
-def server_metrics_rows(folder: Path) -> list[dict[str, Any]]:
-    """server_metrics.jsonl, without lines that are cut off. Raises FileNotFoundError."""
-    return [row for _, row in json_lines(folder / "server_metrics.jsonl") if row is not None]
-
-
-def server_metrics_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """What was scraped from the server's /metrics: t_ns (from t0) and SERVER_METRICS, NaN for null."""
-    found = [row for row in rows if np.isfinite(_number(row.get("t_ns")))]
-    names = ("t_ns", *SERVER_METRICS)
-    return pd.DataFrame({name: [_number(row.get(name)) for row in found] for name in names}, dtype=float)
 
 
 CLOCKED = ("start_ns", "arrival_ns", "admitted_ns", "first_token_ns", "finish_ns", "abort_seen_ns")

@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.metrics.engine import NO_STEPS
 from harness.metrics.run import Run
+from harness.metrics.server_metrics import summarise_server_metrics
 
 NAMES = (
     *(
@@ -92,44 +93,15 @@ def recorded_reasons(run: Run) -> dict[str, str]:
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
-GAUGES = ("running", "waiting", "kv_usage")
-COUNTERS = {
-    "preemptions": "preemptions_total",
-    "prompt_tokens": "prompt_tokens_total",
-    "generation_tokens": "generation_tokens_total",
-}
-
-
 def server_metrics(run: Run, window: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What the server's own /metrics said inside the load window: mean and most of its gauges, rise of its
-    counters, share of prompt tokens found in the prefix cache."""
-    names = [f"{gauge}_{how}" for gauge in GAUGES for how in ("mean", "max")]
-    figures: dict[str, Any] = dict.fromkeys((*names, *COUNTERS, "prefix_cache_hit_rate"))
-    scraped, start, end = run.server_metrics, window["start_s"], window["end_s"]
-    if start is None or scraped.empty:
-        why = recorded_reasons(run).get("server_metrics", "the server's /metrics was not scraped")
-        return figures, dict.fromkeys(figures, why if start is not None else "no load window")
-    reasons: dict[str, str] = {}
-    t = scraped["t_ns"] * 1e-9
-    rows = scraped[(t >= start) & (t <= end)]
-    for gauge in GAUGES:
-        values = rows[gauge].dropna()
-        for how in ("mean", "max"):
-            if len(values):
-                figures[f"{gauge}_{how}"] = float(values.agg(how))
-            else:
-                reasons[f"{gauge}_{how}"] = f"the server's /metrics names no {gauge}"
-    for name, column in COUNTERS.items():
-        rise = counter_increase(scraped, column, start, end)
-        figures[name] = None if rise is None else round(rise)
-        if rise is None:
-            reasons[name] = f"fewer than two readings of {column}"
-    hits, asked = (counter_increase(scraped, f"prefix_cache_{n}", start, end) for n in ("hits", "queries"))
-    if hits is not None and asked:
-        figures["prefix_cache_hit_rate"] = hits / asked
-    else:
-        reasons["prefix_cache_hit_rate"] = "the server's /metrics names no prefix cache, or it was not asked"
-    return figures, reasons
+    """What the server's own /metrics said inside the load window."""
+    found = summarise_server_metrics(run.server_metrics, window["start_s"], window["end_s"])
+    reasons = found.pop("null_reasons")
+    said = run.meta.get("server_metrics")
+    recorded = said.get("reasons") if isinstance(said, dict) else None
+    if not found["scrapes"] and isinstance(recorded, dict) and recorded:
+        reasons = dict.fromkeys(reasons, str(next(iter(recorded.values()))))
+    return found, reasons
 
 
 def busy_share(steps: pd.DataFrame, start_s: float, end_s: float) -> float:

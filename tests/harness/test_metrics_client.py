@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,7 @@ def test_energy_from_the_counter_and_what_the_server_says_of_itself(tmp_path: Pa
     metrics = [
         {"t_ns": ns(0.5 * i), "running": i, "waiting": 2, "kv_usage": 0.1 * i, "preemptions_total": 10 + i}
         | {"generation_tokens_total": 1000 + 25 * i, "prompt_tokens_total": None}
-        | {"prefix_cache_hits": 5 * i, "prefix_cache_queries": 20 * i}
+        | {"prefix_cache_hits_total": 50 + 5 * i, "prefix_cache_queries_total": 200 + 20 * i}
         for i in range(-1, 7)
     ]
     summary = build_summary(
@@ -253,17 +254,31 @@ def test_energy_from_the_counter_and_what_the_server_says_of_itself(tmp_path: Pa
     assert used["energy_j"] == pytest.approx(100)
     assert used["energy_j_per_token"] == pytest.approx(1.0)
     said = summary["server_metrics"]
-    assert (said["running_mean"], said["running_max"]) == (2.0, 4.0)
-    assert said["kv_usage_max"] == pytest.approx(0.4)
+    assert said["running"] == {"mean": 2.0, "max": 4.0}
+    assert said["kv_usage"]["max"] == pytest.approx(0.4)
     assert (said["preemptions"], said["generation_tokens"]) == (4, 100)
     assert said["prefix_cache_hit_rate"] == pytest.approx(0.25)
     assert said["prompt_tokens"] is None
-    assert "prompt_tokens_total" in summary["null_reasons"]["server_metrics.prompt_tokens"]
+    assert "server_metrics.prompt_tokens" in summary["null_reasons"]
 
 
-def test_a_counter_that_was_reset_is_not_a_rise(tmp_path: Path) -> None:
-    metrics = [{"t_ns": ns(0.5 * i), "preemptions_total": n} for i, n in enumerate((50, 51, 2, 3))]
-    rows = [request(0, [(1.0, 50), (2.0, 50)])]
-    said = build_summary(write_run(tmp_path, rows, server_metrics=metrics))
-    assert said["server_metrics"]["preemptions"] is None
-    assert said["server_metrics"]["running_mean"] is None
+def test_a_server_that_was_not_scraped_says_why(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, [request(0, [(1.0, 50), (2.0, 50)])])
+    recorded = {"server_metrics": {"rows": 0, "reasons": {"server_metrics": "GET /metrics: 404"}}}
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, **recorded}))
+    summary = build_summary(folder)
+    assert summary["server_metrics"]["running"]["mean"] is None
+    assert summary["null_reasons"]["server_metrics.running"] == "GET /metrics: 404"
+
+
+def test_what_was_drawn_stands_beside_what_was_sent(tmp_path: Path) -> None:
+    """A constant schedule, sent in jitter: the plan's CV is 0, the sends' is not."""
+    jitter = np.random.default_rng(0).uniform(0, 0.05, 200)
+    rows = [{**r, "send_ns": r["send_ns"] + ns(j)} for r, j in zip(steady_requests(200), jitter, strict=True)]
+    found = build_summary(write_run(tmp_path / "a", rows))["arrivals"]
+    assert found["planned_cv"] < 0.01 < 0.1 < found["cv"]
+    assert found["planned_iod"]["1s"] == pytest.approx(0, abs=0.06)
+    closed = build_summary(write_run(tmp_path / "b", rows, config={"load": {"kind": "closed"}}))
+    assert closed["arrivals"]["planned_cv"] is None
+    assert "closed loop" in closed["null_reasons"]["arrivals.planned_cv"]
