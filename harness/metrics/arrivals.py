@@ -66,7 +66,7 @@ def arrivals(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         figures["iod"][name] = index_of_dispersion(sends, width)
         if figures["iod"][name] is None:
             reasons[f"iod.{name}"] = f"fewer than {MIN_WINDOWS} windows of {name}"
-    figures["max_per_1s"] = most_within(sends, 1.0)
+    figures["most_in_1s"] = most_within(sends, 1.0)
     figures["planned_cv"], figures["planned_iod"], more = drawn(run)
     reasons.update(more)
     figures["due"], figures["sent_of_due"], figures["rate_error"], why = rate_error(run)
