@@ -62,7 +62,15 @@ class HarnessCommand:
     def wait_for_records(self, count: int = 1) -> Path:
         """Wait until that many requests have ended."""
         path = self.run_dir() / "requests.jsonl"
-        wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") > count, f"{count} records")
+
+        def look() -> bool:
+            there = path.exists() and path.read_bytes().count(b"\n") > count
+            assert there or self.process.poll() is None, (
+                f"ended with {self.process.returncode}: {self.stderr}"
+            )
+            return there
+
+        wait_for(look, f"{count} records")
         return self.run_dir()
 
     def server_pid(self) -> int:
