@@ -51,8 +51,10 @@ def utilization(
         ("gpu_memory_gb", "gpu_memory_gb", "max", no_gpu),
         ("power_w", "gpu_power_w", "mean", no_gpu),
     ):
-        value = float(rows[column].agg(how)) if rows[column].notna().any() else float("nan")
-        if np.isfinite(value):
+        value = (
+            float(rows[column].max()) if how == "max" else mean_over_time(run.telemetry, column, start, end)
+        )
+        if value is not None and np.isfinite(value):
             figures[name] = value
         else:
             reasons[name] = said.get(column, reason) if len(rows) else "no telemetry inside the load window"
@@ -69,6 +71,19 @@ def utilization(
     else:
         figures["energy_j_per_token"] = used / (output_tokens_per_s * (end - start))
     return figures, reasons
+
+
+def mean_over_time(frame: pd.DataFrame, column: str, start_s: float, end_s: float) -> float | None:
+    """Mean of the readings inside [start_s, end_s], each weighing as long as the time since the one before:
+    a long run is sampled less often later on."""
+    known = frame[np.isfinite(frame[column].to_numpy(dtype=np.float64))]
+    t = known["t_ns"].to_numpy() * 1e-9
+    inside = (t >= start_s) & (t <= end_s)
+    weights = np.diff(np.clip(t, start_s, end_s), prepend=start_s)[inside]
+    if not inside.any():
+        return None
+    values = known[column].to_numpy(dtype=np.float64)[inside]
+    return float(np.average(values, weights=weights)) if weights.sum() > 0 else float(values.mean())
 
 
 def counter_increase(frame: pd.DataFrame, column: str, start_s: float, end_s: float) -> float | None:

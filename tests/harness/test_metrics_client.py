@@ -282,3 +282,12 @@ def test_what_was_drawn_stands_beside_what_was_sent(tmp_path: Path) -> None:
     closed = build_summary(write_run(tmp_path / "b", rows, config={"load": {"kind": "closed"}}))
     assert closed["arrivals"]["planned_cv"] is None
     assert "closed loop" in closed["null_reasons"]["arrivals.planned_cv"]
+
+
+def test_a_reading_weighs_as_long_as_it_stands_for(tmp_path: Path) -> None:
+    """Ten readings of 100 % in the first second, one of 50 % for the second: the mean is 75 %."""
+    empty = dict.fromkeys(("server_rss_mb", "client_cpu_pct", "client_rss_mb"))
+    rows = [{"t_ns": ns(0.1 * i), "server_cpu_pct": 100.0, **empty} for i in range(11)]
+    rows.append({"t_ns": ns(2.0), "server_cpu_pct": 50.0, **empty})
+    summary = build_summary(write_run(tmp_path, [request(0, [(1.0, 1), (2.0, 1)])], telemetry=rows))
+    assert summary["utilization"]["cpu_pct"] == pytest.approx(75)

@@ -199,7 +199,7 @@ def test_machine(tmp_path: Path) -> None:
             "gpu_power_w": 100,
             **empty,
         }
-        for t, cpu, mem in ((-1.0, 900.0, 99.0), (0.5, 80.0, 2.0), (1.5, 120.0, 3.0), (9.0, 900.0, 99.0))
+        for t, cpu, mem in ((-1.0, 900.0, 99.0), (1.0, 80.0, 2.0), (2.0, 120.0, 3.0), (9.0, 900.0, 99.0))
     ]
     found = build_summary(write_run(tmp_path, rows, telemetry=telemetry, device="cuda"))["utilization"]
     assert found["cpu_pct"] == pytest.approx(100)
