@@ -1,7 +1,7 @@
 """The lean backend: one epoll loop, an HTTP/1.1 of its own, the kernel's receive stamps, a timerfd.
 
-What each of these brings, measured against aiohttp, is in docs/architecture.md. It needs Linux and speaks
-plain HTTP to the server itself: TLS, proxies and redirects are aiohttp's."""
+Why it is built so is in docs/architecture.md ("The lean loop"). It needs Linux and speaks plain HTTP to the
+server itself: TLS, proxies and redirects are aiohttp's."""
 
 from __future__ import annotations
 
