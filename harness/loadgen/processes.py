@@ -39,7 +39,9 @@ READY_S = 180.0
 SILENT_S = 6.0
 """A worker says something every second. One that has not for this long is stopped, or its host is."""
 STOP_S = 5.0
-"""After a stop: a worker needs 2 s to end what is under way, and a moment to write it down."""
+"""After a stop: a worker needs 2 s to end what is under way, and a moment to write it down..."""
+STOP_S_PER_REQUEST = 2e-4
+"""...and a record for every request that was never sent, 40 us each on an idle machine."""
 TICK_S = 0.25
 SEND_S = 1.0
 """For a short message to be taken by a worker that lives."""
@@ -178,10 +180,11 @@ class LoadProcesses:
                 for worker in self._workers:
                     if worker.open:
                         worker.channel.send({"type": "stop", "reason": stop.reason}, SEND_S)
-            elif told is not None and time.monotonic() - told > STOP_S:
+            elif told is not None:
                 for worker in self._workers:
-                    if worker.open:
-                        worker.lose("worker_silent", f"did not end within {STOP_S:g} s", self._count)
+                    patience_s = STOP_S + STOP_S_PER_REQUEST * len(worker.requests)
+                    if worker.open and time.monotonic() - told > patience_s:
+                        worker.lose("worker_silent", f"did not end within {patience_s:.0f} s", self._count)
         load_end_ns = max(0, time.monotonic_ns() - t0_ns)
         slices_of = [Slice(worker.requests, worker.result, worker.launched) for worker in self._workers]
         return conclude(self._job.log.parent, self._job.settings, slices_of, t0_ns, load_end_ns, stop.reason)
