@@ -7,19 +7,23 @@ joined by LF; an event that has no blank line after it is not an event.
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 BOM = b"\xef\xbb\xbf"
 
 
-class SSEError(ValueError):
-    """The stream holds an event that is larger than the parser is allowed to keep."""
-
-
 class Event(NamedTuple):
     event: str  # "message" when the stream names none
     data: bytes  # the data lines joined by LF; UTF-8, not decoded
+
+
+class SSEError(ValueError):
+    """The stream holds an event that is larger than the parser is allowed to keep."""
+
+    def __init__(self, message: str, before: list[Event]) -> None:
+        super().__init__(message)
+        self.before = before  # the events that the same piece completed before it
 
 
 class SSEParser:
@@ -62,10 +66,10 @@ class SSEParser:
                 piece = piece[1:]
         self._held += len(piece)
         self._rest.append(piece)
-        if self._size + self._held > self._max:
-            self._too_large()
+        events: list[Event] = []
         if not self._start and b"\n" not in piece and b"\r" not in piece:
-            return []
+            self._check(self._held, events)
+            return events
         text = b"".join(self._rest)
         if self._start:
             if len(text) < len(BOM) and BOM.startswith(text):
@@ -77,9 +81,10 @@ class SSEParser:
             text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, rest = text.split(b"\n")
         self._rest, self._held = [rest], len(rest)
-        events: list[Event] = []
         for line in lines:
+            self._check(len(line), events)
             self._line(line, events)
+        self._check(self._held, events)
         self._between = not (rest or self._skip_lf or self._data or self._event)
         return events
 
@@ -94,13 +99,13 @@ class SSEParser:
         value = value[1:] if value.startswith(b" ") else value
         if field == b"data":
             self._size += len(value) + 1
-            if self._size > self._max:
-                self._too_large()
             self._data.append(value)
         elif field == b"event":
             self._event = value.decode("utf-8", "replace")
         # An empty field is a comment; id and retry are for clients that reconnect, a measured request never
         # does.
 
-    def _too_large(self) -> NoReturn:
-        raise SSEError(f"an event of the stream is larger than {self._max} bytes")
+    def _check(self, line_bytes: int, events: list[Event]) -> None:
+        """Of a line, or of what has come of it: together with the event's data it must not be too large."""
+        if self._size + line_bytes > self._max:
+            raise SSEError(f"an event of the stream is larger than {self._max} bytes", events)
