@@ -13,7 +13,7 @@ import pytest
 from harness.metrics.arrivals import MOST_IDS, most_within
 from harness.metrics.cancellations import next_admission_ns
 from harness.metrics.engine import NO_ENGINE
-from harness.metrics.run import engine_frame
+from harness.metrics.run import engine_frame, request_frame
 from harness.metrics.summary import build_summary
 from tests.support.run_factory import (
     T0_NS,
@@ -291,3 +291,9 @@ def test_a_reading_weighs_as_long_as_it_stands_for(tmp_path: Path) -> None:
     rows.append({"t_ns": ns(2.0), "server_cpu_pct": 50.0, **empty})
     summary = build_summary(write_run(tmp_path, [request(0, [(1.0, 1), (2.0, 1)])], telemetry=rows))
     assert summary["utilization"]["cpu_pct"] == pytest.approx(75)
+
+
+def test_the_attempt_that_says_it_is_final_is_the_one() -> None:
+    rows = [request(0, attempt=2, final=False, outcome="failed"), request(0, [(1.0, 1)], attempt=1)]
+    for order in (rows, rows[::-1]):
+        assert request_frame(order)["outcome"].tolist() == ["completed"]

@@ -173,6 +173,7 @@ def test_sends_that_are_missing_lower_the_rate_and_those_after_the_end_do_not(tm
     assert "rate: realised -4.7% off the drawn rate, 143 of 150 due requests sent (limit 2%)" in invalid
     cut = [*GOOD[:90], *(unsent(row) for row in GOOD[90:])]
     assert judged(tmp_path / "c", cut, config=OPEN)[0] == ""
+    assert build_summary(tmp_path / "c")["arrivals"]["due"] == 90
     closed = {"load": {"kind": "closed", "concurrency": 8}}
     summary = build_summary(write_run(tmp_path / "d", holes, config=closed))
     assert summary["valid"]
