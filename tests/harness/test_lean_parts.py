@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 import time
 from itertools import pairwise
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from harness.loadgen.call import Call
 from harness.loadgen.dispatch import Due
+from harness.loadgen.lean import sockets
 from harness.loadgen.lean.clock import STEP_NS, WallClock
 from harness.loadgen.lean.exchange import MAX_WAITING_BYTES, Digestion, End, Exchange
 from harness.loadgen.lean.samples import Samples
@@ -192,3 +194,48 @@ def test_what_waits_too_long_or_is_too_much_is_overdue() -> None:
     digestion.add(exchange(1), 10**9, b":" * (MAX_WAITING_BYTES + 1))
     digestion.tick(10**9 + 1)
     assert digestion.overdue
+
+
+def probe(monkeypatch: pytest.MonkeyPatch, *, stream_from: int | None, datagram: str) -> str | None:
+    """What the look for stamps says where reads number 0, 1.. of the stream bring them from stream_from on,
+    and datagrams have that of their arrival, of their reading, or none."""
+    streams = 0
+
+    def stamp_ns(sock: socket.socket) -> int | None:
+        nonlocal streams
+        assert sock.recv(1) == b"x"
+        if sock.type == socket.SOCK_DGRAM:
+            return {"arrival": time.time_ns() - 500_000_000, "reading": time.time_ns(), "none": None}[
+                datagram
+            ]
+        streams += 1
+        return time.time_ns() if stream_from is not None and streams > stream_from else None
+
+    monkeypatch.setattr(sockets, "_stamp_ns", stamp_ns)
+    return sockets.stamps_unavailable()
+
+
+linux = pytest.mark.skipif(sockets.stamps_unavailable() is not None, reason="needs the kernel's stamps")
+
+
+@linux
+def test_a_kernel_that_is_slow_to_stamp_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe(monkeypatch, stream_from=100, datagram="reading") is None
+    assert probe(monkeypatch, stream_from=sockets.SURE_AFTER - 1, datagram="arrival") is None
+    monkeypatch.setattr(sockets, "STAMPS_AFTER_S", 0.05)
+    assert "within 0.05 s" in (probe(monkeypatch, stream_from=None, datagram="reading") or "")
+
+
+@linux
+@pytest.mark.parametrize("datagram", ["arrival", "none"])
+def test_a_kernel_that_stamps_no_stream_is_known_at_once(
+    monkeypatch: pytest.MonkeyPatch, datagram: str
+) -> None:
+    monkeypatch.setattr(sockets, "STAMPS_AFTER_S", 3600.0)
+    assert "TCP" in (probe(monkeypatch, stream_from=None, datagram=datagram) or "")
+
+
+@linux
+def test_a_kernel_without_the_option_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "_SO_TIMESTAMPNS", 9999)
+    assert "no kernel receive stamps: " in (sockets.stamps_unavailable() or "")

@@ -22,7 +22,9 @@ READ_BYTES = 64 * 1024
 """A read allocates this much for a moment. More would come from fresh pages every time (9 us instead of
 1.5)."""
 ANCILLARY_BYTES = 64
-STAMPS_AFTER_S = 0.5
+STAMPS_AFTER_S = 10.0
+SURE_AFTER = 5
+"""Times in a row."""
 _SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h; the socket module does not name it
 timespec = struct.Struct("qq").unpack
 """Seconds and nanoseconds of a stamp; there is no other ancillary data on these sockets."""
@@ -53,27 +55,55 @@ def resolve(host: str, port: int) -> list[Address]:
 
 
 def stamps_unavailable() -> str | None:
-    """Why reads bring no stamps here; None: they do. Asks the kernel, over a connection of its own."""
+    """Why reads bring no stamps here; None: they do. Asks the kernel, over sockets of its own.
+
+    The kernel begins to stamp packets some time after the first socket asks for it (Linux, net/core/dev.c:
+    net_enable_timestamp leaves it to a work queue), on a busy machine some time later. So a TCP read without
+    a stamp says nothing, unless the kernel stamps what comes: a datagram shows that. It always has a stamp,
+    of its arrival if that was taken, else of its reading (net/socket.c, __sock_recv_timestamp)."""
     if not sys.platform.startswith("linux") or struct.calcsize("l") != 8:
         return "kernel receive stamps are only known here for 64-bit Linux"
     try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            server.settimeout(1.0)
-            with start(Address(socket.AF_INET, server.getsockname())) as reader:
-                reader.settimeout(1.0)
-                writer, _ = server.accept()
-                with writer:
-                    # The kernel begins to stamp packets some time after the first socket asks for it.
-                    until = time.monotonic() + STAMPS_AFTER_S
-                    while time.monotonic() < until:
-                        writer.sendall(b"x")
-                        _, ancillary, _, _ = reader.recvmsg(1, ANCILLARY_BYTES)
-                        if ancillary and ancillary[0][1] == _SO_TIMESTAMPNS and len(ancillary[0][2]) == 16:
-                            return None
-                        time.sleep(0.0005)
+        with (
+            keep_stamping() as datagrams,
+            socket.create_server(("127.0.0.1", 0)) as server,
+            start(Address(socket.AF_INET, server.getsockname())) as reader,
+        ):
+            for sock in (datagrams, server, reader):
+                sock.settimeout(STAMPS_AFTER_S)
+            datagrams.bind(("127.0.0.1", 0))
+            datagrams.connect(datagrams.getsockname())
+            writer, _ = server.accept()
+            with writer:
+                return _probe(datagrams, writer, reader)
     except OSError as exc:
         return f"no kernel receive stamps: {exc}"
-    return "the kernel does not stamp what TCP sockets receive"
+
+
+def _probe(datagrams: socket.socket, writer: socket.socket, reader: socket.socket) -> str | None:
+    until = time.monotonic() + STAMPS_AFTER_S
+    missing = 0
+    while time.monotonic() < until:
+        datagrams.send(b"x")
+        time.sleep(0.0005)
+        before_ns = time.time_ns()
+        of_datagram = _stamp_ns(datagrams)
+        writer.sendall(b"x")
+        if _stamp_ns(reader) is not None:
+            return None
+        missing = missing + 1 if of_datagram is None or of_datagram < before_ns else 0
+        if missing == SURE_AFTER:
+            return "the kernel does not stamp what TCP sockets receive"
+    return f"the kernel did not begin to stamp within {STAMPS_AFTER_S:g} s"
+
+
+def _stamp_ns(sock: socket.socket) -> int | None:
+    """Read a byte; the stamp that it came with."""
+    _, ancillary, _, _ = sock.recvmsg(1, ANCILLARY_BYTES)
+    if not ancillary or ancillary[0][1] != _SO_TIMESTAMPNS or len(ancillary[0][2]) != 16:
+        return None
+    seconds, ns = timespec(ancillary[0][2])
+    return int(seconds * 1_000_000_000 + ns)
 
 
 def keep_stamping() -> socket.socket:
