@@ -285,7 +285,7 @@ class ScriptServer:
             self.seen.append(seen)
             self._under_way.add(id(seen))
             self.peak = max(self.peak, len(self._under_way))
-            gone = asyncio.create_task(reader.read(1))
+            gone = asyncio.create_task(_next_byte(reader))
             play = asyncio.create_task(self._play(self._script(seen.body, len(self.seen) - 1), seen, writer))
             try:
                 await asyncio.wait({gone, play}, return_when=asyncio.FIRST_COMPLETED)
@@ -355,6 +355,14 @@ class ScriptServer:
             seen.sends.append((stamp, step.tokens))
         else:
             seen.plain_ns.append(stamp)
+
+
+async def _next_byte(reader: asyncio.StreamReader) -> bytes:
+    """Empty: the client is gone, in whatever way. Nobody waits for it where the script ends first, so it may
+    not raise."""
+    with contextlib.suppress(ConnectionError):
+        return await reader.read(1)
+    return b""
 
 
 def _head(script: Script) -> bytes:
