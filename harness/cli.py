@@ -33,7 +33,7 @@ Replay a workload against a batching engine and report throughput, TTFT, TPOT an
 
 options
   -m, --multirun   every combination of comma lists, choice(a,b) and range(start,stop,step)
-  --dry-run        print the plan (requests, rate, tokens, limits) and stop
+  --dry-run        print the whole plan, how long it takes and which percentiles will hold, and stop
   --version        print the version and stop
   -h, --help       print this and stop
 
@@ -43,11 +43,12 @@ choices (`+engine=x` and `engine=x` mean the same)
 main settings
   seed=0                         the one seed: arrivals, lengths, prompts and patience
   device=auto dtype=auto         auto, cpu or cuda; auto, float32, bfloat16 or float16
-  workload.rate                  requests/s
+  workload.rate                  requests/s, or '{{kind: ramp, from: 1, to: 10, over_s: 60}}'
   workload.length_scale          all lengths times this
   load.requests load.duration_s  how many, or for how long
-  load.concurrency               clients at once (load=closed)
+  load.concurrency               clients at once (load=closed), or a cap on what is under way (load=open)
   load.timeout_s                 the client's patience for a whole answer
+  load.processes load.backend    processes that share the load; lean or aiohttp (auto: what is needed)
   engine.max_num_seqs engine.max_num_batched_tokens engine.max_model_len
   engine.num_kv_blocks engine.block_size engine.prefill_chunk_size engine.reservation
   engine.threads engine.max_waiting_requests engine.queue_timeout_ms
@@ -68,6 +69,7 @@ COMMANDS = {
     "harness.gate": "hold a run against a committed baseline",
     "harness.comparison": "runs side by side, ratios to the first",
     "harness.dashboard": "one HTML page for one or more runs",
+    "harness.calibrate": "how far the client's own figures can be trusted on this machine",
     "harness.report": "print a run's table again",
     "workloads": "show a workload's schedule; fit or convert a trace",
     "engines.server": "the server on its own, OpenAI-compatible",

@@ -105,6 +105,7 @@ def compare(run_dirs: Sequence[str | Path]) -> Comparison:
         if unlike:
             notes.append(f"{name}: {unlike} of {both} answers have another token count than with {names[0]}")
     for name, summary in zip(names, summaries, strict=True):
+        notes.extend(f"{name}: {warning}" for warning in summary["warnings"])
         notes.extend(f"{name}: INVALID {reason}" for reason in summary["invalid_reasons"])
     return Comparison(tuple(names), tuple(summaries), tuple(mismatches), tuple(notes))
 

@@ -30,7 +30,7 @@ def facts() -> dict[str, Any]:
             packages[name] = metadata.version(name)
     return {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "os": platform.platform(),
         "python": platform.python_version(),

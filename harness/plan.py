@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,14 +78,21 @@ def pool_tokens(num_kv_blocks: int | None, block_size: int | None) -> int | None
 
 def describe(cfg: DictConfig, schedule: Schedule) -> str:
     """The plan for people, several lines."""
+    from harness.eta import eta
+    from harness.samples import describe_needs
+
+    expected = eta(cfg, schedule)
     prompts = sum(r.prompt_tokens for r in schedule)
     declared = sum(r.max_tokens for r in schedule)
     answers = sum(r.stop_after for r in schedule)
     cancels = sum(r.cancel_kind != "none" for r in schedule)
+    classes = Counter(r.request_class for r in schedule)
     lines = [
         f"workload   {schedule.name}: {len(schedule)} requests, {traffic(cfg, schedule)}",
         f"lengths    workload.length_scale={schedule.length_scale:g}: {prompts} prompt tokens, "
         f"{answers} answer tokens ({declared} declared); {cancels} users hang up",
+        *([f"classes    {', '.join(f'{n} {c}' for c, n in classes.items())}"] if len(classes) > 1 else []),
+        *([peak(schedule)] if cfg.load.kind == "open" else []),
         f"schedule   seed {schedule.seed}, sha256 {schedule.sha256()}",
     ]
     if cfg.engine.kind == "reference":
@@ -98,12 +106,67 @@ def describe(cfg: DictConfig, schedule: Schedule) -> str:
             f"engine     {cfg.engine.base_url} (not ours; model {cfg.engine.model or 'the first listed'})"
         )
         warning = None
+    lines.append(f"client     {clients(cfg, schedule)}")
     lines.append(f"slo        TTFT {cfg.slo.ttft_ms:g} ms, TPOT {cfg.slo.tpot_ms:g} ms")
     lines.append(f"output     {cfg.output.dir}/<run id>")
+    lines.append(f"time       {expected}")
+    lines += describe_needs(schedule, expected.load_s, expected.total_s - expected.load_s)
     lines.extend(f"note       {note}" for note in schedule.notes)
     if warning:
         lines.append(warning)
     return "\n".join(lines)
+
+
+def describe_sweep(configs: Sequence[DictConfig], names: Sequence[Sequence[str]]) -> str:
+    """The plans of all runs, one after the other, and how long they take together. names: what is not the
+    same in all."""
+    from harness.eta import duration, eta
+
+    lines, totals = [], []
+    drawn: list[tuple[Any, Schedule]] = []  # engines of a sweep mostly share their traffic
+    for number, (cfg, differs) in enumerate(zip(configs, names, strict=True), 1):
+        key = (cfg.workload, cfg.seed, cfg.load.kind, cfg.load.requests, cfg.load.duration_s)
+        schedule = next((s for k, s in drawn if k == key), None)
+        if schedule is None:
+            schedule = draw_schedule(cfg)
+            drawn.append((key, schedule))
+        totals.append(eta(cfg, schedule).total_s)
+        lines += [f"run {number} of {len(configs)}: {' '.join(differs) or 'as configured'}"]
+        lines += [describe(cfg, schedule), ""]
+    lines.append(f"sweep      {len(configs)} runs one after the other: about {duration(sum(totals))}")
+    for total_s, differs in zip(totals, names, strict=True):
+        lines.append(f"{'':11}{duration(total_s):>8}  {' '.join(differs) or 'as configured'}")
+    return "\n".join(lines)
+
+
+def clients(cfg: DictConfig, schedule: Schedule) -> str:
+    """Who sends: how many processes, and by which path."""
+    from harness.target import load_processes
+
+    count = load_processes(cfg, schedule.requests)
+    return (
+        f"{count} load process{'es' if count > 1 else ''} (load.processes={cfg.load.processes}), "
+        f"backend {cfg.load.backend}"
+    )
+
+
+def peak(schedule: Schedule) -> str:
+    """What the busiest second asks for."""
+    requests: Counter[int] = Counter()
+    prompts: Counter[int] = Counter()
+    answers: Counter[int] = Counter()
+    for request in schedule:
+        second = int(request.arrival_s)
+        requests[second] += 1
+        prompts[second] += request.prompt_tokens
+        answers[second] += request.stop_after
+    busiest = max(requests, key=lambda second: prompts[second] + answers[second])
+    span = max(1, max(requests) + 1)
+    mean = (sum(prompts.values()) + sum(answers.values())) / span
+    return (
+        f"peak       {prompts[busiest] + answers[busiest]} tokens/s asked for in second {busiest}, by "
+        f"{requests[busiest]} requests ({answers[busiest]} of answers); mean {mean:.0f} tokens/s"
+    )
 
 
 def traffic(cfg: DictConfig, schedule: Schedule) -> str:
@@ -112,9 +175,13 @@ def traffic(cfg: DictConfig, schedule: Schedule) -> str:
         limit = f", no new ones after {cfg.load.duration_s:g} s" if cfg.load.duration_s else ""
         return f"closed loop of {cfg.load.concurrency} clients{limit}"
     last = schedule.requests[-1].arrival_s if len(schedule) else 0.0
+    cap = f", at most {cfg.load.concurrency} under way" if cfg.load.concurrency else ""
+    sessions = {r.session for r in schedule if r.session is not None}
+    if sessions:
+        return f"open loop, {len(sessions)} sessions within {last:.1f} s at the earliest{cap}"
     if schedule.planned_rate is None:
-        return f"open loop, all within {last:.1f} s"
-    return f"open loop at {schedule.planned_rate:.3g} requests/s for {last:.1f} s"
+        return f"open loop, all within {last:.1f} s{cap}"
+    return f"open loop at {schedule.planned_rate:.3g} requests/s for {last:.1f} s{cap}"
 
 
 def _floor(value: float) -> float:

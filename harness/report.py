@@ -22,6 +22,7 @@ from harness.table import LEGEND, console_for, figure, grid, lookup, number, per
 LATENCY_ROWS = (
     ("TTFT", "ttft.from_intended"),
     ("  from send", "ttft.from_send"),
+    ("TTFO (no reasoning)", "ttfo.from_intended"),
     ("TPOT", "tpot"),
     ("ITL", "itl"),
     ("E2E", "e2e.from_intended"),
@@ -35,6 +36,7 @@ SETTINGS = (
     *("scheduler", "reservation", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
     *("num_kv_blocks", "block_size", "prefill_chunk_size", "threads"),
 )
+LAGS = (("send lag", "send_lag_ms"), ("loop lag", "loop_lag_ms"), ("read lag", "read_lag_ms"))
 LABEL_WIDTH = 12
 
 
@@ -52,10 +54,6 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
     for label, text in facts(summary):
         line(out, label, text)
     verdict(out, summary)
-
-
-OFF_PLAN = 0.02
-"""Share by which the server's count of prompt tokens may be off the plan before the table says so."""
 
 
 def line(out: Console, label: str, text: str) -> None:
@@ -100,32 +98,34 @@ def heading(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def latency_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """TTFO has a row only where answers hold reasoning: elsewhere it is TTFT."""
+    reasons = bool(lookup(summary, "output_tokens.reasoning"))
+    return [row for row in LATENCY_ROWS if reasons or not row[1].startswith("ttfo")]
+
+
 def latency_table(summary: dict[str, Any]) -> Any:
-    table = grid("latency, ms", *FIGURES)
-    for label, path in LATENCY_ROWS:
+    """Each row with its number of samples: requests, or gaps for ITL."""
+    table = grid("latency, ms", "n", *FIGURES)
+    for label, path in latency_rows(summary):
         block = lookup(summary, f"latency_ms.{path}")
-        table.add_row(label, *(figure(block, name) for name in FIGURES))
+        count = str(block["n"]) if block and block["n"] else "-"
+        table.add_row(label, count, *(figure(block, name) for name in FIGURES))
     return table
 
 
 def null_notes(summary: dict[str, Any]) -> list[str]:
     """Under the table: what ~ means, and why whole rows are missing."""
     notes: list[str] = []
-    reliable = [lookup(summary, f"latency_ms.{path}") for _, path in LATENCY_ROWS]
+    reliable = [lookup(summary, f"latency_ms.{path}") for _, path in latency_rows(summary)]
     if any(block and block["n"] and not all(block["reliable"].values()) for block in reliable):
         notes.append(LEGEND)
     streamed = lookup(summary, "latency_ms.ttft.from_intended.n")
     whole = lookup(summary, "latency_ms.e2e.from_intended.n")
     if streamed and streamed < whole:
         notes.append(f"{streamed} of {whole} answers were streamed: only these have TTFT, TPOT and ITL")
-    planned, counted = (lookup(summary, f"prompt_tokens.{name}") for name in ("planned", "counted"))
-    if planned and abs(counted / planned - 1) > OFF_PLAN:
-        notes.append(
-            f"prompts held {number(counted / planned)} times the tokens planned: engine.tokenizer names the "
-            "server's tokenizer (a folder, a tokenizer.json, or bytes), which makes them exact"
-        )
     missing: dict[str, list[str]] = {}
-    for label, path in LATENCY_ROWS:
+    for label, path in latency_rows(summary):
         if not (lookup(summary, f"latency_ms.{path}") or {}).get("n"):
             reason = why_null(summary, f"latency_ms.{path}") or "not measured"
             missing.setdefault(reason, []).append(label.strip())
@@ -164,6 +164,8 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
                 f"fluidity {number(summary['fluidity'], 4)}",
             )
         )
+    rows.extend(windows(summary))
+    rows.append(("arrivals", arrival_facts(summary)))
     if steps["count"] is not None:
         rows.extend(engine_facts(summary))
     use = summary["utilization"]
@@ -182,15 +184,72 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("device", ", ".join(busy)))
     if summary["cancellations"]["count"]:
         rows.append(("hang-ups", hang_ups(summary["cancellations"])))
-    client = summary["client"]
-    rows.append(
-        (
-            "client",
-            f"send lag p99 {lag(client['send_lag_ms'])}, loop lag p99 {lag(client['loop_lag_ms'])}"
-            + (f", backend {client['backend']}" if client["backend"] else ""),
-        )
-    )
+    rows.append(("client", client_facts(summary["client"])))
     return rows
+
+
+def windows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where the figures above come from, and what they are in the steady part."""
+    whole, steady = summary["window"], summary["steady"]
+    part = steady["window"]
+    if whole["start_s"] is None:
+        return []
+    text = f"{seconds(whole)}, {whole['requests']} requests: all figures but those of the steady part"
+    if part["start_s"] is None:
+        return [("window", text), ("steady", why_null(summary, "steady.window") or "not found")]
+    text += f"; warm-up {length(summary['warmup'])}, drain {length(summary['drain'])}"
+    rate, late = steady["throughput"], steady["latency_ms"]
+    ttft, tpot = late["ttft"]["from_intended"], late["tpot"]
+    figures = (
+        f"{seconds(part)}, {part['requests']} requests: {number(rate['requests_per_s'])} requests/s, "
+        f"{number(rate['output_tokens_per_s'])} output tokens/s, "
+        f"TTFT p50 {figure(ttft, 'p50').plain} p99 {figure(ttft, 'p99').plain} ms, "
+        f"TPOT p50 {figure(tpot, 'p50').plain} p99 {figure(tpot, 'p99').plain} ms"
+    )
+    return [("window", text), ("steady", figures)]
+
+
+def seconds(part: dict[str, Any]) -> str:
+    return f"{part['start_s']:.1f} to {part['end_s']:.1f} s"
+
+
+def length(part: dict[str, Any]) -> str:
+    return f"{part['end_s'] - part['start_s']:.1f} s ({part['requests']})"
+
+
+def arrival_facts(summary: dict[str, Any]) -> str:
+    part, load = summary["arrivals"], summary["in_flight"]
+    text = f"{number(part['rate'])}/s"
+    if part["rate_error"] is not None:
+        text += f" ({part['rate_error']:+.1%} off the schedule)"
+    text += f", CV {number(part['cv'])}, dispersion " + ", ".join(
+        f"{number(value)} at {width}" for width, value in part["iod"].items() if value is not None
+    )
+    text = text.removesuffix(", dispersion ")
+    held = [f"{part[name]} {name}" for name in ("deferred", "shed", "dropped") if part[name]]
+    return ", ".join([text, *held, f"in flight {number(load['mean'])} mean, {number(load['peak'])} most"])
+
+
+def client_facts(client: dict[str, Any]) -> str:
+    """Whether the client itself kept up."""
+    lags = [
+        f"{label} p99 {lag(client[name])}"
+        for label, name in (
+            ("send lag", "send_lag_ms"),
+            ("loop lag", "loop_lag_ms"),
+            ("read lag", "read_lag_ms"),
+        )
+        if client[name]["n"] or name != "read_lag_ms"
+    ]
+    if client["cpu_s_per_1k_tokens"] is not None:
+        lags.append(f"CPU {number(client['cpu_s_per_1k_tokens'])} s per 1,000 tokens")
+    if client["retries"]:
+        lags.append(f"{client['retries']} retries")
+    how = [str(client["backend"])] if client["backend"] else []
+    how += [f"{client['stamps']} stamps"] if client["stamps"] else []
+    if client["processes"]:
+        how.append(f"{client['processes']} process" + ("es" if client["processes"] > 1 else ""))
+    return ", ".join([*lags, *how])
 
 
 def engine_facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -223,6 +282,8 @@ def hang_ups(part: dict[str, Any]) -> str:
     if part["release_ms"]["n"]:
         text += f", KV free after p50 {figure(part['release_ms'], 'p50').plain} ms"
         text += f", max {number(part['release_ms']['max'])} ms"
+    if part["reuse_ms"]["n"]:
+        text += f", in use again after p50 {figure(part['reuse_ms'], 'p50').plain} ms"
     return text
 
 
@@ -232,9 +293,12 @@ def lag(block: dict[str, Any]) -> str:
 
 
 def verdict(out: Console, summary: dict[str, Any]) -> None:
-    """Why the run may not be compared, if so: the last thing a reader sees."""
+    """What to know before reading the figures, and why the run may not be compared, if so: the last thing a
+    reader sees."""
+    for warning in summary["warnings"]:
+        out.print(f"[bold yellow]WARNING[/] {escape(warning)}")
     for reason in summary["invalid_reasons"]:
-        out.print(f"[bold red]INVALID[/] {escape(reason)}")
+        out.print(f"[bold red]INVALID[/] [red]{escape(reason)}[/]")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

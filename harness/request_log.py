@@ -237,12 +237,13 @@ def read_requests(run_dir: str | os.PathLike[str]) -> list[RequestRecord]:
     return read_run_file(run_dir).records
 
 
-def merge_parts(run_dir: str | os.PathLike[str], *, missing: Iterable[RequestRecord] = ()) -> None:
-    """Make one requests.jsonl, with its footer, of what the workers left and of `missing`, records that none
-    of them wrote. It appears whole or not at all; then the parts go. Raises RecordsWriteError, and then the
-    parts stay as they are."""
+def merge_parts(
+    run_dir: str | os.PathLike[str], file: RequestFile, *, missing: Iterable[RequestRecord] = ()
+) -> None:
+    """Make one requests.jsonl, with its footer, of what the workers left (`file`, from read_run_file) and of
+    `missing`, records that none of them wrote. It appears whole or not at all; then the parts go. Raises
+    RecordsWriteError, and then the parts stay as they are."""
     folder = Path(run_dir)
-    file = read_run_file(folder)
     whole, partial = folder / REQUESTS, folder / f"{REQUESTS}.partial"
     records = sorted([*file.records, *missing], key=_by_end)
     try:

@@ -6,7 +6,7 @@ the command. Whatever ends a run early (Ctrl-C, a server that dies, a full disk)
 
 from __future__ import annotations
 
-import gc
+import functools
 import secrets
 import shutil
 import time
@@ -17,26 +17,37 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.calibrate.store import load_calibration
 from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION, put, say
 from harness.conf import UsageError
 from harness.host import HostLock, facts, fingerprint
 from harness.interrupt import Interruption
+from harness.loadgen.processes import LoadProcesses, WorkerError
 from harness.loadgen.stop import Stop
 from harness.plan import check_engine, check_lengths, describe, draw_schedule, pool_tokens
+from harness.scrape import Scraper, metrics_endpoint
 from harness.server_process import ServerError, ServerProcess
-from harness.target import RunTarget, foreign_target, our_target, prompt_book, warm_up
+from harness.target import (
+    RunTarget,
+    foreign_target,
+    load_processes,
+    load_settings,
+    our_target,
+    warm_up_requests,
+)
 from harness.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from harness.loadgen import LoadResult
-    from workloads.prompts import PromptBook
+    from harness.loadgen.settings import LoadResult
     from workloads.schedule import Schedule
 
 LEAD_NS = 100_000_000
-"""From the choice of t0 to the first possible arrival: time to build bodies and to start the sampler."""
-
+"""From the choice of t0 to the first possible arrival: time to start the samplers, to tell the workers and to
+build the first bodies."""
+LEAD_NS_PER_REQUEST = 5_000
+"""A worker puts its requests in order first."""
 
 DYING_S = 3.0
 """How long a server that failed the warm-up gets to end of itself, before the load is tried all the same."""
@@ -79,9 +90,7 @@ class Measurement:
         self.began = False
         self._interruption = interruption
         self._server: ServerProcess | None = None
-        self._ended_by: str | None = None  # why the load was stopped before its end
         self._stop = Stop()
-        self._loading = False
 
     @contextmanager
     def kept_or_removed(self) -> Iterator[None]:
@@ -91,7 +100,8 @@ class Measurement:
         except BaseException as error:
             if self.began:
                 raise
-            if isinstance(error, ServerError) and not error.refused:
+            crashed = isinstance(error, ServerError) and not error.refused
+            if crashed or isinstance(error, WorkerError):
                 say(f"error: {error}")
                 return
             shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -105,53 +115,72 @@ class Measurement:
 
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         config = self.run_dir / "config.yaml"
-        OmegaConf.save(self.cfg, config, resolve=True)
-        if foreign is not None:
-            self._send(foreign, draw_schedule(self.cfg), started_at)
-        else:
+        with LoadProcesses() as load:
+            self._interruption.at_once = load.kill
+            OmegaConf.save(self.cfg, config, resolve=True)
+            if foreign is not None:
+                self._send(foreign, draw_schedule(self.cfg), load, started_at)
+                return
             log = self.run_dir / "server.log"
             with ServerProcess(config, self.run_dir, log, on_exit=self._server_died) as self._server:
-                self._interruption.at_once = self._server.kill
+                self._interruption.at_once = functools.partial(_kill, load, self._server)
                 try:
-                    import harness.loadgen  # noqa: F401  (like the schedule, while the server loads)
-
-                    schedule = draw_schedule(self.cfg)
+                    schedule = draw_schedule(self.cfg)  # while the server loads
                     target = our_target(self._server.wait_ready(), self.cfg)
                 except BaseException:
                     self._server.kill()  # it has nothing worth waiting for
                     raise
-                self._send(target, schedule, started_at)
+                self._send(target, schedule, load, started_at)
 
-    def _send(self, target: RunTarget, schedule: Schedule, started_at: str) -> None:
+    def _send(self, target: RunTarget, schedule: Schedule, load: LoadProcesses, started_at: str) -> None:
         """Warm up, then the load itself with everything that is recorded beside it."""
+        from harness.loadgen.job import Job
+        from harness.loadgen.progress import Progress
         from harness.records import write_meta
 
         pool = pool_tokens(target.server.get("num_kv_blocks"), target.server.get("block_size"))
         warning = check_lengths(schedule, target.max_model_len, pool)
         for line in filter(None, (warning, self._slow_kernels(target), *schedule.notes)):
             say(line)
-        schedule.to_parquet(self.run_dir / "schedule.parquet")
-        prompts = prompt_book(target, schedule.seed)
+        endpoint = metrics_endpoint(self.cfg.engine, target.load.root_url, target.load.api_key)
+        progress = Progress(len(schedule))
+        job = Job(
+            target=target.load,
+            settings=load_settings(self.cfg, self.run_dir.name),
+            requests=schedule.requests,
+            seed=schedule.seed,
+            log=self.run_dir / "requests.jsonl",
+            warm_up=warm_up_requests(target.max_model_len),
+            live=progress.enabled,
+        )
+        load.prepare(job, workers=load_processes(self.cfg, schedule.requests, target.server))
+        schedule.to_parquet(self.run_dir / "schedule.parquet")  # while they warm up
         meta = self._meta(target, schedule, started_at)
-        self._warm_up(target, prompts)
-        import harness.loadgen.progress  # noqa: F401  (what is slow comes before t0: the first send is due soon)
-
-        gc.collect()
-        gc.freeze()  # the load's own collection then finds little; it unfreezes when it has ended
-        t0_ns = time.monotonic_ns() + LEAD_NS
+        self._warmed_up(load.wait_ready())
+        t0_ns = time.monotonic_ns() + LEAD_NS + LEAD_NS_PER_REQUEST * len(schedule)
         meta["t0_ns"] = t0_ns
+        self._interruption.on_signal = lambda: self._end_early("interrupted")
         write_meta(self.run_dir, meta)
         self.began = True
-        gpu = str(target.server.get("device", "")).startswith("cuda")
-        pid = self._server.pid if self._server else None
+        telemetry = Telemetry(
+            self.run_dir / "telemetry.jsonl",
+            t0_ns=t0_ns,
+            server_pid=self._server.pid if self._server else None,
+            client_pids=load.pids,
+            gpu=target.server.get("device") if self._server else target.on_this_host,
+        )
+        scraper = Scraper(self.run_dir / "server_metrics.jsonl", *endpoint, t0_ns=t0_ns)
         try:
-            with Telemetry(
-                self.run_dir / "telemetry.jsonl", t0_ns=t0_ns, server_pid=pid, gpu=gpu
-            ) as telemetry:
-                result = self._load(schedule, prompts, target, t0_ns)
+            with telemetry, scraper, progress:
+                result = load.run(t0_ns, self._stop, progress.update)
         finally:
             self._interruption.on_signal = lambda: say("ending the run; once more to leave at once")
-        meta |= self._result(result, telemetry)
+        for note in result.notes:
+            say(note)
+        meta |= self._result(result, load, telemetry, scraper)
+        meta["client"]["calibration"] = load_calibration(
+            meta["host"], result.backend, meta["planned"]["rate"]
+        )
         meta["planned"]["requests"] = result.scheduled  # fewer in a closed loop that ran out of time
         # A server that fails while it ends has left records out, however well the load went.
         if self._server is not None and self._server.stop() != 0 and meta["complete"]:
@@ -168,8 +197,8 @@ class Measurement:
             f"warning: attention runs on the slow torch kernels, since the C++ ones did not build; see {log}"
         )
 
-    def _warm_up(self, target: RunTarget, prompts: PromptBook) -> None:
-        problem = warm_up(target, prompts, self.run_dir)
+    def _warmed_up(self, problem: str | None) -> None:
+        """problem: what went wrong with a request of the warm-up."""
         if problem is None:
             return
         if self._server is None:
@@ -180,50 +209,13 @@ class Measurement:
             )
         say(f"warning: a warm-up request failed: {problem}")
 
-    def _load(self, schedule: Schedule, prompts: PromptBook, target: RunTarget, t0_ns: int) -> LoadResult:
-        from harness.loadgen import LoadSettings, run_load
-        from harness.loadgen.progress import Progress
-        from harness.records import RequestLog
-
-        load = self.cfg.load
-        settings = LoadSettings(
-            run_id=self.run_dir.name,
-            kind=load.kind,
-            duration_s=load.duration_s
-            if load.kind == "closed"
-            else None,  # an open schedule was drawn to length
-            concurrency=load.concurrency,
-            timeout_s=load.timeout_s,
-            keep_text=self.cfg.output.text,
-        )
-        self._interruption.on_signal = lambda: self._end_early("interrupted")
-        self._loading = True
-        log = RequestLog(self.run_dir / "requests.jsonl", run=self.run_dir.name, t0_ns=t0_ns)
-        try:
-            with Progress() as progress:
-                return run_load(
-                    schedule.requests,
-                    prompts,
-                    target.load,
-                    settings,
-                    log,
-                    t0_ns=t0_ns,
-                    stop=self._stop,
-                    on_event=progress if progress.enabled else None,
-                )
-        finally:
-            self._loading = False
-            log.close()
-
     def _server_died(self, code: int) -> None:
         """From the watching thread."""
         assert self._server is not None
         self._end_early(f"server_died: the server {self._server.describe_end()}")
 
     def _end_early(self, reason: str) -> None:
-        if self._ended_by is None:
-            self._ended_by = reason
-        if self._loading:
+        if self.began and not self._stop.is_set:
             say(f"{reason}; keeping what was measured")
         self._stop.set(reason)
 
@@ -262,12 +254,20 @@ class Measurement:
                 "rate": schedule.planned_rate if cfg.load.kind == "open" else None,
                 "length_scale": schedule.length_scale,
             },
-            "client": {"backend": "aiohttp", "loop_lag_ms": [], "cpu_s": None},
+            "client": {
+                "backend": None,
+                "processes": None,
+                "loop_lag_ms": [],
+                "read_lag_ms": [],
+                "cpu_s": None,
+            },
         }
 
-    def _result(self, result: LoadResult, telemetry: Telemetry) -> dict[str, Any]:
+    def _result(
+        self, result: LoadResult, load: LoadProcesses, telemetry: Telemetry, scraper: Scraper
+    ) -> dict[str, Any]:
         """What is only known after the load."""
-        reason = self._ended_by or result.incomplete_reason
+        reason = self._stop.reason or result.incomplete_reason
         return {
             "load_end_ns": result.load_end_ns,
             "duration_s": result.load_end_ns / 1e9,
@@ -275,11 +275,26 @@ class Measurement:
             "incomplete_reason": reason,
             "clock_pairs": [list(pair) for pair in telemetry.clock_pairs],
             "client": {
-                "backend": "aiohttp",
+                "backend": result.backend or None,
+                "stamps": result.stamps or None,
+                "processes": len(load.pids),
                 "loop_lag_ms": list(result.loop_lag_ms),
+                "read_lag_ms": list(result.read_lag_ms),
                 "cpu_s": result.cpu_s,
+                "connections": result.connections,
+                "sent_attempts": result.sent_attempts,
+                "retried": result.retried,
+                "clock_offset_step_ns": result.clock_offset_step_ns,
+                "notes": list(result.notes),
             },
+            "telemetry": telemetry.meta(),
+            "server_metrics": scraper.meta(),
         }
+
+
+def _kill(load: LoadProcesses, server: ServerProcess) -> None:
+    load.kill()
+    server.kill()
 
 
 def conclude(cfg: DictConfig, run_dir: Path) -> RunOutcome:

@@ -29,6 +29,8 @@ class Sampler:
 
     period_ns: int
     name: str
+    edges = False
+    """Also a sample at the very start and at the very end, whatever the period."""
 
     def __init__(self, path: Path, *, t0_ns: int) -> None:
         self.reasons: dict[str, str] = {}
@@ -37,11 +39,13 @@ class Sampler:
         self.cpu_s = 0.0  # of this thread: what looking cost
         self._path = path
         self._t0_ns = t0_ns
+        self.ending = False  # the sample at the end is being taken
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
-    def open(self) -> None:
-        """In the thread, before the first sample."""
+    def open(self) -> bool:
+        """In the thread, before the first sample. False: there is nothing to sample, and no file."""
+        return True
 
     def sample(self, t_ns: int) -> dict[str, Any] | None:
         """A row without its t_ns; None: nothing worth a row this time."""
@@ -67,6 +71,7 @@ class Sampler:
         self._stop.set()
         self._thread.join(JOIN_S)
         if self._thread.is_alive():
+            self.edges = False
             self.interrupt()
             self._thread.join(JOIN_S)
         if self._thread.is_alive():
@@ -74,12 +79,13 @@ class Sampler:
 
     def _run(self) -> None:
         try:
-            with open(self._path, "ab", buffering=0) as file:
-                self.open()
-                try:
+            if not self.open():
+                return
+            try:
+                with open(self._path, "ab", buffering=0) as file:
                     self._loop(file)
-                finally:
-                    self.close()
+            finally:
+                self.close()
         except OSError as error:  # a full disk must not end the run; the reader sees fewer rows
             self.error = error
             self.reasons[self.name] = f"{self._path.name} cannot be written: {error.strerror or error}"
@@ -89,12 +95,17 @@ class Sampler:
             self.cpu_s = time.thread_time()
 
     def _loop(self, file: Any) -> None:
+        if self.edges:
+            self._append(file)
         due = time.monotonic_ns()
         while True:
             period = self.period_ns << min(self.rows // ROWS_PER_RATE, 8)
             due = max(due + period, time.monotonic_ns())  # late: go on from here, no burst to catch up
             if self._stop.wait(max(0, due - time.monotonic_ns()) / 1e9):
-                return
+                break
+            self._append(file)
+        if self.edges:
+            self.ending = True
             self._append(file)
 
     def _append(self, file: Any) -> None:

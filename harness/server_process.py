@@ -64,7 +64,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env=_environment(),
+                env=child_environment(),
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -179,9 +179,10 @@ class ServerProcess:
             self._on_exit(code)
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
+    """For a process of ours that we start."""
     env = dict(os.environ)
     root = Path(harness.__file__).resolve().parents[1]
-    if (root / "engines").is_dir():  # a checkout: the server is found whatever the current folder is
+    if (root / "engines").is_dir():  # a checkout: our modules are found whatever the current folder is
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), env.get("PYTHONPATH"))))
     return env

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.cli import INVALID, PASS, SEVERITY, USAGE, is_usage_error, put, say
 from harness.conf import compose, expand
-from harness.plan import check_engine, check_workloads
+from harness.plan import check_engine, check_workloads, describe_sweep
 from harness.run import run
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ def run_sweep(overrides: list[str]) -> int:
     for cfg in configs:
         check_engine(cfg)
     check_workloads(configs)
+    if configs[0].dry_run:
+        put(describe_sweep(configs, changed(combinations)))
+        return PASS
     parts: list[Part] = []
     for number, (cfg, names) in enumerate(zip(configs, changed(combinations), strict=True), 1):
         put(f"run {number} of {len(configs)}: {' '.join(names) or 'as configured'}")

@@ -18,12 +18,16 @@ LEGEND = f"{UNRELIABLE} too few samples for a 95 % interval"
 
 
 def lookup(summary: dict[str, Any], path: str) -> Any:
-    """The value at a dotted path of a summary; None where there is none."""
+    """The value at a dotted path of a summary; None where there is none. A name may hold a dot itself
+    (iod.0.2s)."""
     value: Any = summary
-    for name in path.split("."):
-        if not isinstance(value, dict) or name not in value:
+    names = path.split(".")
+    while names:
+        ends = range(1, len(names) + 1)
+        end = next((i for i in ends if isinstance(value, dict) and ".".join(names[:i]) in value), None)
+        if end is None:
             return None
-        value = value[name]
+        value, names = value[".".join(names[:end])], names[end:]
     return value
 
 

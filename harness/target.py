@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from harness.foreign import api_key, probe
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from harness.loadgen import Target
-    from workloads.prompts import PromptBook
-    from workloads.schedule import Schedule
+    from harness.loadgen.settings import LoadSettings, Target
+    from workloads.schedule import ScheduledRequest
 
-WARM_UP_RUN = "warmup"
-"""The label under which the engine records the warm-up, so that no figure counts it."""
 WARM_UP_PROMPTS = (16, 64, 256)
 WARM_UP_ANSWER = 8
-WARM_UP_TIMEOUT_S = 60.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +30,18 @@ class RunTarget:
     max_model_len: int | None
 
     @property
+    def on_this_host(self) -> bool:
+        """Whether its address is this host's own: then its GPUs may be ours to read."""
+        return urlsplit(self.load.base_url).hostname in LOOPBACK
+
+    @property
     def length_mode(self) -> str:
         return "stop_after" if self.load.dialect == "batchmark" else "exact"
 
 
 def our_target(ready: Mapping[str, Any], cfg: DictConfig) -> RunTarget:
     """The reference server of this run, from its ready line."""
-    from harness.loadgen import Target
+    from harness.loadgen.settings import Target
     from harness.tokenizer import load_tokenizer
 
     host = f"[{ready['host']}]" if ":" in ready["host"] else ready["host"]
@@ -55,7 +56,7 @@ def our_target(ready: Mapping[str, Any], cfg: DictConfig) -> RunTarget:
 
 def foreign_target(cfg: DictConfig) -> RunTarget:
     """A server that is already running. Raises UsageError when it is not, or lacks what the run needs."""
-    from harness.loadgen import Target
+    from harness.loadgen.settings import Target
     from harness.tokenizer import load_tokenizer
 
     found = probe(cfg.engine)
@@ -71,55 +72,56 @@ def foreign_target(cfg: DictConfig) -> RunTarget:
     return RunTarget(target, {}, found.max_model_len)
 
 
-def prompt_book(target: RunTarget, seed: int) -> PromptBook:
-    """The prompts of a schedule, in the token ids of the served model."""
-    import numpy as np
+def load_settings(cfg: DictConfig, run_id: str) -> LoadSettings:
+    """load.* of a configuration. Raises LoadError."""
+    from harness.loadgen.settings import LoadSettings
 
-    from workloads.prompts import PromptBook, load_text
-
-    tokenizer = target.load.tokenizer
-    assert tokenizer is not None
-    return PromptBook(np.asarray(tokenizer.encode(load_text()), dtype=np.int64), seed)
-
-
-def warm_up(target: RunTarget, prompts: PromptBook, folder: Path) -> str | None:
-    """A few small requests through the whole path, so that the first measured one does not pay for what
-    happens once (allocations, kernels, connections). Nothing is kept. Returns what went wrong as a line."""
-    from harness.loadgen import LoadSettings, Stop, run_load
-    from harness.records import RequestLog, read_requests
-
-    log_folder = folder / "warmup"
-    log_folder.mkdir()
-    log = RequestLog(log_folder / "requests.jsonl", run=WARM_UP_RUN, t0_ns=0)
-    settings = LoadSettings(run_id=WARM_UP_RUN, timeout_s=WARM_UP_TIMEOUT_S)
-    schedule = warm_up_schedule(target.max_model_len)
-    try:
-        with Stop() as stop:
-            t0_ns = time.monotonic_ns()
-            run_load(schedule.requests, prompts, target.load, settings, log, t0_ns=t0_ns, stop=stop)
-        log.close()
-        bad = [record for record in read_requests(log_folder) if record.outcome != "completed"]
-    finally:
-        log.close()
-        (log_folder / "requests.jsonl").unlink(missing_ok=True)
-        log_folder.rmdir()
-    if not bad:
-        return None
-    status = f"HTTP {bad[0].status}, " if bad[0].status else ""
-    return " ".join(f"{status}{_message(bad[0].error) or bad[0].reason or bad[0].outcome}".split())
+    load = cfg.load
+    return LoadSettings(
+        run_id=run_id,
+        kind=load.kind,
+        # An open schedule was drawn to its length.
+        duration_s=load.duration_s if load.kind == "closed" else None,
+        concurrency=load.concurrency,
+        timeout_s=load.timeout_s,
+        max_wait_s=load.get("max_wait_s"),
+        ramp_s=load.get("ramp_s"),
+        retries=load.retries,
+        retry_backoff_s=load.retry_backoff_s,
+        backend=load.backend,
+        trust_env=load.trust_env,
+        processes=load.processes,
+        keep_text=cfg.output.text,
+    )
 
 
-def _message(error: str | None) -> str | None:
-    """The sentence inside an OpenAI error body; anything else as it is."""
-    try:
-        return str(json.loads(error or "")["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return error
+def load_processes(
+    cfg: DictConfig, requests: Sequence[ScheduledRequest], server: Mapping[str, Any] | None = None
+) -> int:
+    """How many processes share the load: load.processes, which is obeyed, or what its auto comes to. server:
+    the ready line of ours, where there is one already."""
+    from harness.loadgen.slices import auto_processes
+
+    if cfg.load.processes != "auto":
+        return int(cfg.load.processes)
+    return auto_processes(requests, load_settings(cfg, ""), _cores_left(cfg, server or {}))
 
 
-def warm_up_schedule(max_model_len: int | None) -> Schedule:
+def _cores_left(cfg: DictConfig, server: Mapping[str, Any]) -> int:
+    """The cores of this host that no engine on it has been given."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cfg.engine.kind == "openai":
+        local = urlsplit(str(cfg.engine.base_url)).hostname in LOOPBACK
+        return cores // 2 if local else cores  # nobody says how many it uses
+    if server.get("device", cfg.device) == "cuda":
+        return cores - 1  # its host thread
+    threads = server.get("threads") or cfg.engine.get("threads") or cores - 1
+    return cores - int(threads)
+
+
+def warm_up_requests(max_model_len: int | None) -> list[ScheduledRequest]:
     """Three requests at once, none longer than a quarter of what the server takes."""
-    from workloads.schedule import Schedule, ScheduledRequest, Segment
+    from workloads.schedule import ScheduledRequest, Segment
 
     room = max(2, (max_model_len or 4096) // 4)
     requests = []
@@ -136,4 +138,4 @@ def warm_up_schedule(max_model_len: int | None) -> Schedule:
                 stop_after=answer,
             )
         )
-    return Schedule(requests=tuple(requests), name=WARM_UP_RUN, seed=0)
+    return requests

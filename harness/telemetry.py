@@ -54,12 +54,13 @@ class Telemetry(Sampler):
         self._client_pids = list(dict.fromkeys((os.getpid(), *client_pids)))
         self._gpu = gpu
 
-    def open(self) -> None:
+    def open(self) -> bool:
         if self._server_pid is None:
             self._missing(SERVER_COLUMNS, "the server is not a process of this run")
         self._server = ProcessMeter([] if self._server_pid is None else [self._server_pid], tree=True)
         self._client = ProcessMeter(self._client_pids)
         self._gpus = GpuMeter(self._gpu)
+        return True
 
     def sample(self, t_ns: int) -> dict[str, Any]:
         server_cpu, server_rss = self._server.read()

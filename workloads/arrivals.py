@@ -31,16 +31,19 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """cv is the coefficient of variation of the gaps of kind gamma; 1 is a Poisson process."""
+    """cv is the coefficient of variation of the gaps of kind gamma; 1 is a Poisson process. pinned: n
+    arrivals take exactly the time in which n are expected, so that two kinds differ in burstiness and not in
+    load."""
 
     kind: str
     cv: float = 1.0
     burst: Burst = Burst()
+    pinned: bool = False
 
 
 def read_arrivals(node: Settings) -> Arrivals:
     """The `arrivals` node of a workload."""
-    node.only("kind", "cv", "burst")
+    node.only("kind", "cv", "burst", "pinned")
     burst = node.node("burst")
     burst.only("factor", "on_s", "off_s")
     return Arrivals(
@@ -51,6 +54,7 @@ def read_arrivals(node: Settings) -> Arrivals:
             on_s=burst.number("on_s", above=0),
             off_s=burst.number("off_s", above=0),
         ),
+        pinned="pinned" in node and node.flag("pinned"),
     )
 
 
@@ -95,8 +99,8 @@ def draw_arrivals(
     duration_s: float | None,
 ) -> np.ndarray:
     """Arrival times in seconds from the start, not falling. Ends at `requests` arrivals or before the first
-    that is later than `duration_s`, whichever comes first; one of them must be given. Reads `rng` front to
-    back."""
+    that is later than `duration_s`, whichever comes first; one of them must be given. Pinned arrivals without
+    a count are as many as `duration_s` is expected to bring. Reads `rng` front to back."""
     if requests is not None and requests > MOST_REQUESTS:
         raise WorkloadError(f"load.requests={requests}: needs {MOST_REQUESTS} at most")
     if arrivals.kind == "at_once":
@@ -114,7 +118,7 @@ def draw_arrivals(
         n = requests
     elif duration_s is not None:
         expected = rate.expected(duration_s) if isinstance(rate, RateProfile) else rate * duration_s
-        n = int(expected * 2) + 64
+        n = max(1, round(expected)) if arrivals.pinned else int(expected * 2) + 64
     else:
         raise WorkloadError("workload.requests=null: give a count, or load.duration_s")
     gaps = np.empty(0)
@@ -127,11 +131,13 @@ def draw_arrivals(
             )
         gaps = np.concatenate([gaps, unit_gaps(rng, arrivals, n - len(gaps))])
         counts = np.cumsum(gaps)
+        if arrivals.pinned:
+            counts *= n / counts[-1]
         if isinstance(rate, RateProfile):
             times = rate.place(counts)
         else:
             times = place(counts, rate, arrivals.burst)
-        if duration_s is None:
+        if duration_s is None or (arrivals.pinned and requests is None):
             return times
         if requests is not None or times[-1] > duration_s:
             return times[times <= duration_s]

@@ -53,6 +53,9 @@ class Draft:
     request_class: str
     pieces: tuple[Piece, ...]
     answer_tokens: int
+    session: str | None = None
+    turn: int = 0
+    think_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def assemble(
     that is not kept whole, or from its end (`cut_from_end`: where the order of blocks carries what prompts
     share)."""
     stops = np.array([d.answer_tokens for d in drafts], dtype=np.int64)
-    declared = np.array([_declared(common, d, class_caps) for d in drafts], dtype=np.int64)
+    declared = np.array([declared_tokens(common, d, class_caps) for d in drafts], dtype=np.int64)
     stops_cut = declared < stops
     stops = np.minimum(stops, declared)
     cancels = draw_cancellations(seed, common.cancel, stops)
@@ -120,7 +123,7 @@ def assemble(
     requests = []
     prompts_cut = 0
     for i, draft in enumerate(drafts):
-        segments = _fit(draft, common.input_cap, cut_from_end)
+        segments = fit(draft, common.input_cap, cut_from_end)
         prompt_tokens = sum(s.tokens for s in segments)
         if max(prompt_tokens, int(declared[i])) > MOST_TOKENS:
             raise WorkloadError(
@@ -143,6 +146,9 @@ def assemble(
                 stop_after=int(stops[i]),
                 cancel_kind=cancel.kind,
                 cancel_value=cancel.value,
+                session=draft.session,
+                turn=draft.turn,
+                think_s=draft.think_s,
             )
         )
     notes = list(notes)
@@ -166,7 +172,13 @@ def assemble(
     )
 
 
-def _declared(common: Common, draft: Draft, class_caps: Mapping[str, int]) -> int:
+def real_answer(common: Common, draft: Draft, class_caps: Mapping[str, int]) -> int:
+    """Tokens of the answer after the limit that the client declares."""
+    return min(draft.answer_tokens, declared_tokens(common, draft, class_caps))
+
+
+def declared_tokens(common: Common, draft: Draft, class_caps: Mapping[str, int]) -> int:
+    """The max_tokens of its client."""
     if common.max_tokens == "class_cap":
         declared = class_caps[draft.request_class]
     elif common.max_tokens == "factor":
@@ -176,7 +188,8 @@ def _declared(common: Common, draft: Draft, class_caps: Mapping[str, int]) -> in
     return declared if common.output_cap is None else min(declared, common.output_cap)
 
 
-def _fit(draft: Draft, cap: int | None, cut_from_end: bool) -> tuple[Segment, ...]:
+def fit(draft: Draft, cap: int | None, cut_from_end: bool = False) -> tuple[Segment, ...]:
+    """The segments of its prompt, cut to the cap. Raises WorkloadError."""
     tokens = [piece.tokens for piece in draft.pieces]
     excess = 0 if cap is None else sum(tokens) - cap
     if cut_from_end:

@@ -58,16 +58,25 @@ class PartContext:
 
 
 def draw_prompts(
-    seed: int, workload: str, request_class: str, node: Settings, n: int, indices: np.ndarray
+    seed: int,
+    workload: str,
+    request_class: str,
+    node: Settings,
+    n: int,
+    indices: np.ndarray,
+    has_part: Callable[[str], np.ndarray] | None = None,
 ) -> list[list[RawPiece]]:
-    """The pieces of the prompts of the requests `indices`, in the order of the configuration."""
+    """The pieces of the prompts of the requests `indices`, in the order of the configuration. has_part says
+    for a kind of part which of them have such a part, bool; None: all have all."""
     prompts: list[list[RawPiece]] = [[] for _ in indices]
     for part in node:
         part_node = node.node(part)
-        draw = _PARTS[part_node.choice("kind", KINDS)]
+        kind = part_node.choice("kind", KINDS)
         context = PartContext(seed, workload, request_class, part, n, indices)
-        for prompt, pieces in zip(prompts, draw(context, part_node), strict=True):
-            prompt.extend(pieces)
+        drawn = _PARTS[kind](context, part_node)
+        wanted = [True] * len(indices) if has_part is None else has_part(kind)
+        for prompt, pieces, wants in zip(prompts, drawn, wanted, strict=True):
+            prompt.extend(pieces if wants else [])
     return prompts
 
 

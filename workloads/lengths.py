@@ -107,8 +107,8 @@ def read_distribution(node: Settings, *extra: str) -> Quantile:
     common = ("dist", "min", "max", *extra)
     inner: Quantile
     if kind == "constant":
-        node.only(*common, "tokens")
-        inner = Constant(node.number("tokens", least=0))
+        node.only(*common, "tokens", "value")  # the same; `value` where it is no number of tokens
+        inner = Constant(node.number("value" if "value" in node else "tokens", least=0))
     elif kind == "discrete":
         node.only(*common, "values", "weights")
         values, weights = node.numbers("values"), node.numbers("weights")

@@ -50,6 +50,9 @@ def print_schedule(schedule: Schedule, console: Console) -> None:
             lengths.add_row(f"{label}{what}", *_quantile_cells(np.array([getattr(r, what) for r in members])))
     console.print(lengths)
 
+    if any(r.session is not None for r in schedule):
+        console.print(_sessions(schedule))
+
     cancels = Table(title="users who give up")
     for column in ("kind", "requests", "share", "p50 of value"):
         cancels.add_column(column, justify="left" if column == "kind" else "right")
@@ -93,9 +96,24 @@ def print_fit(trace: Trace, fit: TraceFit, console: Console) -> None:
         console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _quantile_cells(values: np.ndarray) -> list[str]:
-    quantiles = np.percentile(values, QUANTILES)
-    return [f"{len(values)}", f"{values.mean():.1f}", *(f"{q:.0f}" for q in quantiles), f"{values.max():.0f}"]
+def _sessions(schedule: Schedule) -> Table:
+    turns = Counter(r.session for r in schedule if r.session is not None)
+    table = Table(title=f"{len(turns)} sessions")
+    for column in ("", "n", "mean", *(f"p{q}" for q in QUANTILES), "max"):
+        table.add_column(column, justify="right" if column else "left")
+    table.add_row("turns", *_quantile_cells(np.array(list(turns.values()))))
+    thinks = np.array([r.think_s for r in schedule if r.think_s is not None])
+    if len(thinks):
+        table.add_row("think_s", *_quantile_cells(thinks, ".1f"))
+        last = max(turns, key=lambda session: turns[session])
+        prompts = " > ".join(str(r.prompt_tokens) for r in schedule if r.session == last)
+        table.caption = f"prompt tokens of the longest, turn by turn: {prompts}"
+    return table
+
+
+def _quantile_cells(values: np.ndarray, form: str = ".0f") -> list[str]:
+    quantiles = [*np.percentile(values, QUANTILES), values.max()]
+    return [f"{len(values)}", f"{values.mean():.1f}", *(format(q, form) for q in quantiles)]
 
 
 def _shared_share(schedule: Schedule) -> float:

@@ -75,6 +75,12 @@ class Settings:
             raise self.error(key, f"needs a number of a size from {SMALLEST:g} to {LARGEST:g}")
         return float(value)
 
+    def flag(self, key: str) -> bool:
+        value = self.get(key)
+        if not isinstance(value, bool):
+            raise self.error(key, "needs true or false")
+        return value
+
     def share(self, key: str) -> float:
         value = self.number(key)
         if not 0 <= value <= 1:

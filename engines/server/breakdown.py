@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 
@@ -85,6 +86,12 @@ class Breakdown:
             "endpoint": stream.tags.path,
         }
         return ((axis, self._labels[axis].of(name)) for axis, name in names.items())
+
+    def text(self) -> str:
+        """The Prometheus text format, 0.0.4."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry).decode()
 
     def collect(self) -> Iterator[Metric]:
         for axis in self._labels:

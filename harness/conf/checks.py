@@ -13,6 +13,9 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+MAX_PROCESSES = 64
+"""Of one load: more than the cores of a host only get into each other's way."""
+
 Rule = Callable[[Any], str | None]
 """Gives what would work, or None when the value does."""
 
@@ -35,8 +38,12 @@ def check(cfg: DictConfig) -> None:
             raise UsageError(f"{key}={shown}: needs {wanted}")
     if cfg.load.kind == "closed" and cfg.load.concurrency is None:
         raise UsageError("load.concurrency=null: load=closed needs a whole number above 0")
-    if cfg.load.kind == "open" and cfg.load.concurrency is not None:
-        raise UsageError(f"load.concurrency={cfg.load.concurrency}: needs load=closed")
+    if cfg.load.get("max_wait_s") is not None and cfg.load.concurrency is None:
+        raise UsageError(
+            f"load.max_wait_s={cfg.load.max_wait_s}: nobody waits without a cap; needs load.concurrency too"
+        )
+    if cfg.load.trust_env and cfg.load.backend == "lean":
+        raise UsageError("load.trust_env=true: proxies take load.backend=aiohttp or auto")
     if cfg.engine.kind == "openai":
         _check_foreign(cfg)
 
@@ -91,6 +98,11 @@ def _whole(low: int, high: float = math.inf, *, null: bool = False) -> Rule:
     return rule
 
 
+def _auto_or_whole(low: int, high: int) -> Rule:
+    whole = _whole(low, high)
+    return lambda value: None if value == "auto" or not whole(value) else f"auto or {whole(value)}"
+
+
 def _one_of(*names: str) -> Rule:
     return lambda value: None if value in names else f"one of {', '.join(names)}"
 
@@ -135,10 +147,19 @@ RULES: dict[str, Rule] = {
     "load.duration_s": _number(0, above=True, null=True),
     "load.concurrency": _whole(1, null=True),
     "load.timeout_s": _number(0, above=True, null=True),
+    "load.max_wait_s": _number(0, above=True, null=True),
+    "load.ramp_s": _number(0, above=True, null=True),
+    "load.retries": _whole(0, 100),
+    "load.retry_backoff_s": _number(0, 3600),
+    "load.processes": _auto_or_whole(1, MAX_PROCESSES),
+    "load.backend": _one_of("auto", "lean", "aiohttp"),
+    "load.trust_env": _flag,
     "slo.ttft_ms": _number(0, above=True),
     "slo.tpot_ms": _number(0, above=True),
     "slo.enforce": _flag,
     "slo.attainment": _number(0, 1),
+    "slo.percentile_floor": _one_of("interval", "mlperf"),
+    "slo.stall_factor": _number(1),
     "engine.kind": _one_of("reference", "openai"),
     "engine.api_key_env": _variable,
     "engine.admin_token_env": _variable,

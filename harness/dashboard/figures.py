@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from harness.metrics.throughput import output_series
+from harness.metrics.windows import in_flight
 
 # Okabe and Ito's palette: told apart by colour-blind readers, and on light and dark ground.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A6FDF", "#999999")
@@ -40,6 +41,7 @@ class Series:
     steps: pd.DataFrame  # the step log; start_ns counts from the start of the load
     counts: dict[str, int]
     duration_s: float
+    steady: tuple[float, float] | None = None  # seconds; None where no steady state was found
 
     def completed(self, column: str) -> NDArray[np.float64]:
         """A column of the completed requests; "gap_ms" is every gap between two chunks of them."""
@@ -95,7 +97,7 @@ def over_time(runs: Sequence[Series], column: str, title: str, unit: str = "ms")
                 "hovertemplate": f"arrived %{{x:.1f}} s: %{{y:.4g}} {unit}<extra>{run.name}</extra>",
             }
         )
-    return _figure(title, traces, x=("arrival, s", "linear"), y=(unit, "log"))
+    return _steady(runs, _figure(title, traces, x=("arrival, s", "linear"), y=(unit, "log")))
 
 
 def throughput(runs: Sequence[Series]) -> Any:
@@ -117,7 +119,27 @@ def throughput(runs: Sequence[Series]) -> Any:
                 shape="hv",
             )
         )
-    return _figure("Output throughput", traces, x=("time, s", "linear"), y=("tokens/s", "linear"))
+    return _steady(
+        runs, _figure("Output throughput", traces, x=("time, s", "linear"), y=("tokens/s", "linear"))
+    )
+
+
+def concurrency(runs: Sequence[Series]) -> Any:
+    """Requests between send and end: the most at once in each of MAX_POINTS parts of the run."""
+    traces = []
+    for index, run in enumerate(runs):
+        times, level = in_flight(run.frame)
+        if len(times) < 2:
+            continue
+        if len(times) > MAX_POINTS:
+            edges = np.linspace(times[0], times[-1], MAX_POINTS // 2 + 1)
+            starts = np.clip(np.searchsorted(times, edges[:-1], side="right") - 1, 0, len(times) - 1)
+            times, level = edges[:-1], np.maximum.reduceat(level, starts)
+        hover = "%{x:.1f} s: %{y} in flight<extra>" + run.name + "</extra>"
+        traces.append(_line(run.name, index, times, level, hovertemplate=hover, shape="hv"))
+    return _steady(
+        runs, _figure("Requests in flight", traces, x=("time, s", "linear"), y=("requests", "linear"))
+    )
 
 
 def occupancy(runs: Sequence[Series]) -> Any:
@@ -221,6 +243,16 @@ def _figure(
         "data": traces,
         "layout": {"xaxis": {"title": {"text": x[0]}, "type": x[1]}, "yaxis": axis},
     }
+
+
+def _steady(runs: Sequence[Series], figure: Any) -> Any:
+    """The steady window as a shaded band, where one run is alone on the page."""
+    if figure is not None and len(runs) == 1 and runs[0].steady is not None:
+        start, end = runs[0].steady
+        band = {"type": "rect", "xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
+        band |= {"fillcolor": "rgba(128,128,128,0.13)", "line": {"width": 0}, "layer": "below"}
+        figure["layout"]["shapes"] = [band]
+    return figure
 
 
 def _line(

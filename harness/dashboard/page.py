@@ -74,7 +74,10 @@ def render(run_dirs: Sequence[Path]) -> str:
         title=_title(shown),
         subtitle=_subtitle(shown),
         banners=_banners(shown, comparison.mismatches),
-        runs=[{"name": s.name, "colour": COLOURS[i % len(COLOURS)]} for i, s in enumerate(shown)],
+        runs=[
+            {"name": s.name, "colour": COLOURS[i % len(COLOURS)], "valid": bool(s.summary.get("valid"))}
+            for i, s in enumerate(shown)
+        ],
         table=figure_table(comparison),
         notes=[n.removeprefix("- ") for n in (*null_notes(comparison), *reading_notes(comparison))],
         sections=sections,
@@ -95,6 +98,8 @@ def _shown(name: str, path: Path, summary: dict[str, Any]) -> Shown:
 
 def _series(name: str, run: Run, summary: dict[str, Any]) -> Series:
     duration = (summary.get("run") or {}).get("duration_s")
+    span = summary["steady"]["window"]
+    steady = None if span["start_s"] is None else (span["start_s"], span["end_s"])
     return Series(
         name=name,
         frame=per_request(run.requests, run.meta.get("slo")),
@@ -102,6 +107,7 @@ def _series(name: str, run: Run, summary: dict[str, Any]) -> Series:
         steps=run.steps,
         counts={k: int(v) for k, v in (summary.get("counts") or {}).items() if isinstance(v, int)},
         duration_s=float(duration or 0.0),
+        steady=steady,
     )
 
 
@@ -121,12 +127,14 @@ def _sections(runs: Sequence[Series]) -> tuple[list[dict[str, Any]], list[dict[s
         ),
         (
             "Over time",
-            "One marker per completed request, at its intended arrival.",
+            "One marker per completed request, at its intended arrival."
+            + (" The steady window is shaded." if len(runs) == 1 and runs[0].steady else ""),
             False,
             [
                 figures.over_time(runs, "ttft_ms", "Time to first token"),
                 figures.over_time(runs, "tpot_ms", "Time per output token"),
                 figures.throughput(runs),
+                figures.concurrency(runs),
                 figures.occupancy(runs),
                 figures.kv_use(runs),
                 figures.step_times(runs),
@@ -180,6 +188,10 @@ def _banners(shown: Sequence[Shown], mismatches: Sequence[str]) -> list[dict[str
         if not s.summary.get("valid", False):
             lines = list(s.summary.get("invalid_reasons") or ["no reason given"])
             banners.append({"kind": "bad", "title": f"{s.name}: this run is not valid", "lines": lines})
+    for s in shown:
+        if s.summary.get("warnings"):
+            title = f"{s.name}: read with care" if len(shown) > 1 else "Read with care"
+            banners.append({"kind": "warn", "title": title, "lines": list(s.summary["warnings"])})
     if mismatches:
         banners.append({"kind": "warn", "title": "Not comparable", "lines": list(mismatches)})
     return banners

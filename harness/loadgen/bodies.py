@@ -90,15 +90,14 @@ class Bodies:
         room = self._ahead - len(self._ready)
         if room <= -self._ahead:
             return False
-        if self._expected:
+        while self._expected:
             due = self._expected.popleft()
-            self._build_ahead(due.request, due.attempt)
-            return True
-        request = next(self._in_order, None) if room > 0 else None
-        if request is None:
-            return False
-        self._build_ahead(request, 1)
-        return True
+            if self._build_ahead(due.request, due.attempt):
+                return True
+        while room > 0 and (request := next(self._in_order, None)) is not None:
+            if self._build_ahead(request, 1):
+                return True
+        return False
 
     def body(self, due: Due) -> bytes:
         """The body of this attempt, built now if it was not built ahead. It is then forgotten."""
@@ -109,9 +108,11 @@ class Bodies:
         self._overtaken.add(key)
         return self._build(due.request, due.attempt)
 
-    def _build_ahead(self, request: ScheduledRequest, attempt: int) -> None:
+    def _build_ahead(self, request: ScheduledRequest, attempt: int) -> bool:
+        """False: it has left already."""
         key = request.id, attempt
         if key in self._overtaken:
             self._overtaken.discard(key)
-        else:
-            self._ready[key] = self._build(request, attempt)
+            return False
+        self._ready[key] = self._build(request, attempt)
+        return True

@@ -5,7 +5,7 @@ when (CLOCK_MONOTONIC ns)."""
 
 from __future__ import annotations
 
-from harness.loadgen.answer import Answer, Verdict
+from harness.loadgen.answer import Answer, Verdict, printable
 from harness.loadgen.dispatch import NS, Due
 from harness.records import RequestRecord
 
@@ -96,7 +96,7 @@ class Call:
         if self.verdict is not None:
             return
         self.broken_by = reason
-        broken = Verdict("failed", reason, message[:300])
+        broken = Verdict("failed", reason, printable(message))
         self._end(now_ns, broken if reason == "client_error" else self.answer.finish(broken))
 
     def cut_off(self, now_ns: int) -> None:

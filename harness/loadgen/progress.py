@@ -1,6 +1,7 @@
-"""The progress bar of a load: how far it is, and TTFT, TPOT and throughput of the last answers.
+"""How far a load is: each worker counts in a Tally and sends its figures; the parent's Progress adds them up
+and draws a bar with TTFT, TPOT and throughput of the last answers.
 
-It writes to standard error, and nothing at all when that is no terminal or CI=true.
+The bar goes to standard error, and nothing at all when that is no terminal or CI=true.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ import os
 import sys
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING, TextIO
-
-from harness.records import RequestRecord
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-REFRESH_S = 0.5
-"""Drawing takes a few ms in which no answer is read, so it is done rarely."""
+    from harness.records import RequestRecord
+
+REFRESH_S = 0.25
 LAST = 50
-"""Answers that the live figures look back on."""
+"""Answers of each worker that the live figures look back on."""
+SPAN_S = 5.0
+"""The time that the live throughput looks back on; there is none before a tenth of it has passed."""
 
 
 def is_interactive(stream: TextIO | None = None) -> bool:
@@ -28,17 +31,61 @@ def is_interactive(stream: TextIO | None = None) -> bool:
     return stream.isatty() and os.environ.get("CI", "").lower() not in ("true", "1")
 
 
-class Progress:
-    """Give it to run_load as on_event; use it as a context manager around the load."""
+class Tally:
+    """One worker's figures; give it to run_load as on_event. Counting takes about a microsecond."""
 
-    def __init__(self, *, enabled: bool | None = None) -> None:
-        self.enabled = is_interactive() if enabled is None else enabled
-        self.scheduled = 0
+    def __init__(self) -> None:
+        self.events = 0
+        self.launched = 0  # attempts
         self.under_way = 0
+        self.tokens = 0  # of answers that have ended
         self.outcomes: Counter[str] = Counter()
-        self._ttft_ms: deque[float] = deque(maxlen=LAST)
-        self._tpot_ms: deque[float] = deque(maxlen=LAST)
-        self._tokens: deque[tuple[float, int]] = deque(maxlen=LAST)
+        self.ttft_ms: deque[float] = deque(maxlen=LAST)
+        self.tpot_ms: deque[float] = deque(maxlen=LAST)
+
+    def __call__(self, what: str, record: RequestRecord | None) -> None:
+        """An event of run_load."""
+        self.events += 1
+        if what == "sent":
+            self.launched += 1
+            self.under_way += 1
+        elif what == "retried":
+            self.under_way -= 1
+        elif record is not None:
+            self._ended(record)
+
+    def frame(self) -> dict[str, Any]:
+        """The figures so far, for Progress.update."""
+        return {
+            "type": "progress",
+            "launched": self.launched,
+            "under_way": self.under_way,
+            "tokens": self.tokens,
+            "outcomes": dict(self.outcomes),
+            "ttft_ms": list(self.ttft_ms),
+            "tpot_ms": list(self.tpot_ms),
+        }
+
+    def _ended(self, record: RequestRecord) -> None:
+        self.outcomes[record.outcome] += 1
+        self.under_way -= record.dispatch_ns is not None
+        self.tokens += record.output_tokens or 0
+        if not record.chunk_ns:
+            return
+        self.ttft_ms.append(round((record.chunk_ns[0] - record.intended_ns) / 1e6, 3))
+        later = sum(record.chunk_tokens[1:])
+        if later:
+            self.tpot_ms.append(round((record.chunk_ns[-1] - record.chunk_ns[0]) / later / 1e6, 3))
+
+
+class Progress:
+    """The bar of a whole load, for the length of a `with`."""
+
+    def __init__(self, scheduled: int, *, enabled: bool | None = None) -> None:
+        self.enabled = is_interactive() if enabled is None else enabled
+        self.scheduled = scheduled
+        self._latest: dict[int, Mapping[str, Any]] = {}
+        self._tokens: deque[tuple[float, int]] = deque()
         self._bar: Bar | None = None
         self._drawn = 0.0
 
@@ -66,43 +113,40 @@ class Progress:
             self._draw()
             self._bar.stop()
 
-    def __call__(self, what: str, record: RequestRecord | None) -> None:
-        """An event of run_load."""
-        if what == "scheduled":
-            self.scheduled += 1
-        elif what == "sent":
-            self.under_way += 1
-        elif record is not None:
-            self._ended(record)
+    def update(self, worker: int, frame: Mapping[str, Any]) -> None:
+        """A worker's figures, as Tally.frame() gives them. Raises KeyError or TypeError for others."""
         now = time.monotonic()
+        self._latest[worker] = frame
+        self._tokens.append((now, sum(latest["tokens"] for latest in self._latest.values())))
+        while len(self._tokens) > 2 and now - self._tokens[0][0] > SPAN_S:
+            self._tokens.popleft()
         if self._bar is not None and now - self._drawn >= REFRESH_S:
             self._drawn = now
             self._draw()
 
+    @property
+    def under_way(self) -> int:
+        return sum(latest["under_way"] for latest in self._latest.values())
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for latest in self._latest.values():
+            total.update(latest["outcomes"])
+        return total
+
     def live(self) -> str:
         """The figures of the last answers, as far as there are any."""
         parts = [f"in flight {self.under_way}"]
-        if self._ttft_ms:
-            parts.append(f"TTFT {median(self._ttft_ms):.0f} ms")
-        if self._tpot_ms:
-            parts.append(f"TPOT {median(self._tpot_ms):.1f} ms")
-        if len(self._tokens) > 1 and (span := self._tokens[-1][0] - self._tokens[0][0]) > 0:
-            parts.append(f"{sum(n for _, n in list(self._tokens)[1:]) / span:.0f} tok/s")
+        for label, name, digits in (("TTFT", "ttft_ms", 0), ("TPOT", "tpot_ms", 1)):
+            values = [value for latest in self._latest.values() for value in latest[name]]
+            if values:
+                parts.append(f"{label} {median(values):.{digits}f} ms")
+        if len(self._tokens) > 1 and (span := self._tokens[-1][0] - self._tokens[0][0]) > SPAN_S / 10:
+            parts.append(f"{(self._tokens[-1][1] - self._tokens[0][1]) / span:.0f} tok/s")
         bad = {name: n for name, n in self.outcomes.items() if name != "completed"}
         parts += [f"{name} {n}" for name, n in sorted(bad.items())]
         return "  ".join(parts)
-
-    def _ended(self, record: RequestRecord) -> None:
-        self.outcomes[record.outcome] += 1
-        self.under_way -= record.dispatch_ns is not None
-        if record.end_ns is not None and record.output_tokens:
-            self._tokens.append((record.end_ns / 1e9, record.output_tokens))
-        if not record.chunk_ns:
-            return
-        self._ttft_ms.append((record.chunk_ns[0] - record.intended_ns) / 1e6)
-        later = sum(record.chunk_tokens[1:])
-        if later:
-            self._tpot_ms.append((record.chunk_ns[-1] - record.chunk_ns[0]) / later / 1e6)
 
     def _draw(self) -> None:
         assert self._bar is not None

@@ -21,6 +21,10 @@ OnEvent = Callable[[str, RequestRecord | None], None]
 """("scheduled", None) per request before the load, ("sent", None) when an attempt is launched, ("ended",
 record) at the end of a request, ("retried", None) at the end of an attempt that is not its last."""
 
+OnIdle = Callable[[], bool]
+"""Called when there is nothing else to do, for work that may wait and takes well under a millisecond. True:
+it did some."""
+
 DROPS_AT_ONCE = 16
 """Records of requests that will never be sent, written beside that of an answer: no pile of them may hold up
 the reading."""
@@ -37,6 +41,7 @@ def run_load(
     t0_ns: int,
     stop: Stop,
     on_event: OnEvent | None = None,
+    on_idle: OnIdle | None = None,
 ) -> LoadResult:
     """Send the schedule, wait for what is under way, close the log. t0_ns: CLOCK_MONOTONIC, at which
     arrival 0 leaves. When `stop` is set the load ends within 2 s: what is under way becomes
@@ -44,7 +49,7 @@ def run_load(
     that is full ends the load and is the result's incomplete_reason. LoadError: a backend that cannot be
     used here was asked for by name."""
     backend, notes = choose_backend(target, settings)
-    load = Load(planned(requests, settings), prompts, target, settings, log, t0_ns, stop, on_event)
+    load = Load(planned(requests, settings), prompts, target, settings, log, t0_ns, stop, on_event, on_idle)
     load.notes += notes
     with _quiet_gc(), _many_files():
         return load.run(backend)
@@ -90,6 +95,7 @@ class Load:
         t0_ns: int,
         stop: Stop,
         on_event: OnEvent | None,
+        on_idle: OnIdle | None = None,
     ) -> None:
         self.target = target
         self.settings = settings
@@ -104,6 +110,7 @@ class Load:
         self._requests = requests
         self._log = log
         self._on_event = on_event
+        self._on_idle = on_idle
         self._open: set[Call] = set()
         self._counts = dict.fromkeys(OUTCOMES, 0)
         self._sent_attempts = 0
@@ -142,7 +149,7 @@ class Load:
     def idle(self, until_ns: int) -> bool:
         """Do one piece of work that can wait: build a body ahead. About 1 ms for a long prompt, so only call
         it while until_ns, when something must be done, is a few ms away. False: there was none."""
-        return self.bodies.prepare()
+        return self.bodies.prepare() or (self._on_idle is not None and self._on_idle())
 
     # The load as a whole.
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from harness.conf.checks import MAX_PROCESSES
 from harness.loadgen.settings import LoadSettings
 from workloads.schedule import ScheduledRequest
 
@@ -18,7 +19,6 @@ TOKENS_PER_S = 40_000
 core; the rest is for moments above the mean."""
 REQUESTS_PER_S = 2_000
 """Requests a second for one process: each costs a body, a write and a record besides its tokens."""
-MAX_PROCESSES = 64
 
 
 def slices(requests: Sequence[ScheduledRequest], weights: Sequence[int]) -> list[list[ScheduledRequest]]:

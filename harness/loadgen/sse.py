@@ -7,19 +7,23 @@ joined by LF; an event that has no blank line after it is not an event.
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 BOM = b"\xef\xbb\xbf"
 
 
-class SSEError(ValueError):
-    """The stream holds an event that is larger than the parser is allowed to keep."""
-
-
 class Event(NamedTuple):
     event: str  # "message" when the stream names none
     data: bytes  # the data lines joined by LF; UTF-8, not decoded
+
+
+class SSEError(ValueError):
+    """The stream holds an event that is larger than the parser is allowed to keep."""
+
+    def __init__(self, message: str, before: list[Event]) -> None:
+        super().__init__(message)
+        self.before = before  # the events that the same piece completed before it
 
 
 class SSEParser:
@@ -29,24 +33,43 @@ class SSEParser:
         self._max = max_event_bytes
         self._rest: list[bytes] = []  # the pieces of an unfinished line
         self._held = 0  # their size
+        self._between = True  # the last event has ended, no byte of another one has come
         self._start = True  # nothing consumed yet: a byte order mark may come
         self._skip_lf = False  # the last piece ended with CR: an LF that follows belongs to it
         self._event = ""
         self._data: list[bytes] = []
         self._size = 0
 
+    def whole(self, piece: bytes) -> list[bytes] | None:
+        """A shortcut for the usual piece: whole events of one data line each, with LF, nothing pending from
+        before. Their data, as feed() would give it; None: the piece is of another kind, feed() it."""
+        if not self._between or piece[-2:] != b"\n\n" or b"\r" in piece or len(piece) > self._max:
+            return None
+        if piece.find(b"\n") == len(piece) - 2:  # one event
+            if piece[:6] != b"data: ":
+                return None
+            self._start = False
+            return [piece[6:-2]]
+        events = piece[:-2].split(b"\n\n")
+        for event in events:
+            if event[:6] != b"data: " or b"\n" in event:
+                return None
+        self._start = False
+        return [event[6:] for event in events]
+
     def feed(self, piece: bytes) -> list[Event]:
         """The events that this piece completes. Raises SSEError; the parser is of no use after that."""
+        self._between = False
         if self._skip_lf and piece:
             self._skip_lf = False
             if piece[0] == 0x0A:
                 piece = piece[1:]
         self._held += len(piece)
         self._rest.append(piece)
-        if self._size + self._held > self._max:
-            self._too_large()
+        events: list[Event] = []
         if not self._start and b"\n" not in piece and b"\r" not in piece:
-            return []
+            self._check(self._held, events)
+            return events
         text = b"".join(self._rest)
         if self._start:
             if len(text) < len(BOM) and BOM.startswith(text):
@@ -58,9 +81,11 @@ class SSEParser:
             text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, rest = text.split(b"\n")
         self._rest, self._held = [rest], len(rest)
-        events: list[Event] = []
         for line in lines:
+            self._check(len(line), events)
             self._line(line, events)
+        self._check(self._held, events)
+        self._between = not (rest or self._skip_lf or self._data or self._event)
         return events
 
     def _line(self, line: bytes, events: list[Event]) -> None:
@@ -74,13 +99,13 @@ class SSEParser:
         value = value[1:] if value.startswith(b" ") else value
         if field == b"data":
             self._size += len(value) + 1
-            if self._size > self._max:
-                self._too_large()
             self._data.append(value)
         elif field == b"event":
             self._event = value.decode("utf-8", "replace")
         # An empty field is a comment; id and retry are for clients that reconnect, a measured request never
         # does.
 
-    def _too_large(self) -> NoReturn:
-        raise SSEError(f"an event of the stream is larger than {self._max} bytes")
+    def _check(self, line_bytes: int, events: list[Event]) -> None:
+        """Of a line, or of what has come of it: together with the event's data it must not be too large."""
+        if self._size + line_bytes > self._max:
+            raise SSEError(f"an event of the stream is larger than {self._max} bytes", events)

@@ -6,6 +6,7 @@ parsed."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from itertools import count
 from typing import Protocol
@@ -123,14 +124,31 @@ class AiohttpTransport:
 
 
 async def _read(response: aiohttp.ClientResponse, sink: Sink) -> None:
-    content = response.content
-    while True:
-        piece = await content.readany()
-        now_ns = time.monotonic_ns()
-        if not piece:
-            return
-        if not sink.on_data(now_ns, piece):
-            return
+    content, connection = response.content, response.connection
+    protocol = None if connection is None else connection.protocol
+    closed: asyncio.Future[None] | None = getattr(protocol, "closed", None)
+
+    def wake(end: asyncio.Future[None]) -> None:
+        # aiohttp closes a connection whose framing it cannot read, but leaves the reader of the body waiting.
+        broken = None if end.cancelled() else end.exception()
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(
+                TransportError("protocol", _line(broken or ValueError("bad chunked framing")))
+            )
+
+    if closed is not None:
+        closed.add_done_callback(wake)
+    try:
+        while True:
+            piece = await content.readany()
+            now_ns = time.monotonic_ns()
+            if not piece:
+                return
+            if not sink.on_data(now_ns, piece):
+                return
+    finally:
+        if closed is not None:
+            closed.remove_done_callback(wake)
 
 
 def _redirect(response: aiohttp.ClientResponse) -> URL | None:

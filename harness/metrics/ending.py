@@ -23,15 +23,3 @@ def kv_live_end(ending: dict[str, Any]) -> tuple[int | None, str | None]:
     everything; or null with its reason."""
     live = ending.get("kv_live")
     return (live, None) if isinstance(live, int) and not isinstance(live, bool) else (None, NO_ENDING)
-
-
-def leak(ending: dict[str, Any]) -> str | None:
-    """Why a run with this ending is invalid; None when nothing leaked, or nothing is known."""
-    if not ending:
-        return None
-    left = {name: ending.get(name) for name in ("kv_live", "running", "waiting")}
-    integrity = ending.get("integrity")
-    if not any(left.values()) and integrity in ("ok", None):
-        return None
-    shown = ", ".join(f"{name} {value}" for name, value in left.items())
-    return f"kv leak: at the engine's end {shown}; integrity: {integrity}"

@@ -53,9 +53,9 @@ def per_request(requests: pd.DataFrame, slo: dict[str, Any] | None = None) -> pd
     """A row per request: who it is, how it ended, and its latencies. See docs/metrics.md for every formula.
 
     Columns: id, request_class, tenant, outcome, reason, stream, intended_s, send_s, first_s, last_s, end_s,
-    output_tokens, prompt_tokens, chunks, drained, ttft_ms, ttft_send_ms, tpot_ms, e2e_ms, e2e_send_ms,
-    normalized_ms, longest_gap_ms, send_lag_ms, late_ms (adj_e2e), first_late_ms (adj_ttft), issued, judged
-    and met (SLO)."""
+    output_tokens, prompt_tokens, chunks, drained, ttft_ms, ttft_send_ms, ttfc_ms, ttfc_send_ms, ttfo_ms,
+    ttfo_send_ms, tpot_ms, e2e_ms, e2e_send_ms, normalized_ms, longest_gap_ms, send_lag_ms, late_ms (adj_e2e),
+    first_late_ms (adj_ttft), issued, judged and met (SLO)."""
     out = requests[["id", "request_class", "tenant", "outcome", "reason", "stream"]].copy()
     stamps, counts = requests["chunk_ns"], requests["chunk_tokens"]
     first = np.array([c[0] if len(c) else np.nan for c in stamps], dtype=np.float64)
@@ -86,6 +86,9 @@ def per_request(requests: pd.DataFrame, slo: dict[str, Any] | None = None) -> pd
         out["drained"] = streamed & (chunks == 1) & (n > 1)
         out["ttft_ms"] = (seen_first - intended) * MS
         out["ttft_send_ms"] = (seen_first - send) * MS
+        for name, column in (("ttfc", "first_event_ns"), ("ttfo", "first_output_ns")):
+            stamp = np.where(streamed, requests[column].to_numpy(), np.nan)
+            out[f"{name}_ms"], out[f"{name}_send_ms"] = (stamp - intended) * MS, (stamp - send) * MS
         out["tpot_ms"] = np.where(streamed, tpot, np.nan)
         out["e2e_ms"] = (last - intended) * MS
         out["e2e_send_ms"] = (last - send) * MS
@@ -177,11 +180,18 @@ def latency_blocks(requests: pd.DataFrame, frame: pd.DataFrame) -> tuple[dict[st
             reasons[name] = reason
         return block
 
+    def both(name: str, reason: str) -> dict[str, Any]:
+        """The same latency from the intended arrival and from the send."""
+        return {
+            ref: keep(f"{name}.{ref}", describe(completed[column].to_numpy()), reason)
+            for ref, column in (("from_intended", f"{name}_ms"), ("from_send", f"{name}_send_ms"))
+        }
+
+    tokens = len(completed) and np.isfinite(completed["ttft_ms"].to_numpy()).any()
     blocks: dict[str, Any] = {
-        "ttft": {
-            "from_intended": keep("ttft.from_intended", describe(completed["ttft_ms"].to_numpy()), no_first),
-            "from_send": keep("ttft.from_send", describe(completed["ttft_send_ms"].to_numpy()), no_first),
-        },
+        "ttft": both("ttft", no_first),
+        "ttfc": both("ttfc", "the records hold no first event" if tokens else no_first),
+        "ttfo": both("ttfo", "the records hold no first token that is no reasoning" if tokens else no_first),
         "tpot": keep("tpot", describe(completed["tpot_ms"].to_numpy()), why_no_pace(completed)),
     }
     gaps = gap_table(requests[done].reset_index(drop=True))
@@ -193,10 +203,7 @@ def latency_blocks(requests: pd.DataFrame, frame: pd.DataFrame) -> tuple[dict[st
     later = gaps[gaps["k"] > 0]
     icl = describe_pooled(later["gap_ms"].to_numpy(), later["row"].to_numpy())
     blocks["icl"] = keep("icl", icl, why_no_pace(completed))
-    blocks["e2e"] = {
-        "from_intended": keep("e2e.from_intended", describe(completed["e2e_ms"].to_numpy()), no_token),
-        "from_send": keep("e2e.from_send", describe(completed["e2e_send_ms"].to_numpy()), no_token),
-    }
+    blocks["e2e"] = both("e2e", no_token)
     blocks["normalized"] = keep("normalized", describe(completed["normalized_ms"].to_numpy()), no_token)
     blocks["adj_ttft"] = _censored("adj_ttft", frame["first_late_ms"].to_numpy(), reasons)
     blocks["adj_e2e"] = _censored("adj_e2e", frame["late_ms"].to_numpy(), reasons)

@@ -7,12 +7,15 @@ too small to have such an interval (no order statistic is surely above the perce
 unreliable: n < 6 for p50, 36 for p90, 72 for p95, 368 for p99.
 
 Pooled gaps are not independent, so that interval would be too narrow for them: theirs comes from a
-bootstrap that draws whole requests."""
+bootstrap that draws whole requests.
+
+`slo.percentile_floor=mlperf` asks for more (MLPerf's early-stopping floors at 99 % confidence, with room for
+one sample over the limit): p50 11, p90 64, p95 130, p97 219, p99 662, p99.9 6,636."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +32,9 @@ BOOTSTRAP_CUTS = 2500
 BOOTSTRAP_SEED = 20_240_229  # fixed: rebuilding a report gives the same bits
 MIN_BOOTSTRAP_REQUESTS = 20
 """Below this many requests a bootstrap over requests covers too rarely to be shown as 95 %."""
+
+FLOOR_RULES = ("interval", "mlperf")
+MLPERF_ALPHA = 0.01
 
 FIGURES = ("n", "mean", "p50", "p90", "p95", "p99", "max")
 
@@ -56,6 +62,48 @@ def floor_samples(q: float, alpha: float = ALPHA) -> int:
     while interval_ranks(n, q, alpha) is None:
         n += 1
     return n
+
+
+@lru_cache(maxsize=64)
+def mlperf_floor(q: float, alpha: float = MLPERF_ALPHA) -> int:
+    """The smallest sample in which one value over a limit still shows that its share is below 1 - q:
+    P(Binomial(n, 1 - q) <= 1) <= alpha (MLCommons endpoints, docs/early_stopping.md)."""
+    n = 1
+    while bdtr(1.0, n, 1.0 - q) > alpha:
+        n += max(1, n // 200)
+    while n > 1 and bdtr(1.0, n - 1, 1.0 - q) <= alpha:
+        n -= 1
+    return n
+
+
+def requests_needed(percentiles: Iterable[str | float], rule: str = "interval") -> int:
+    """How many requests a run must complete for all these percentiles ("p99", "p99.9" or 0.99) to be
+    reliable. Raises ValueError for an unknown rule or a percentile outside (0, 1)."""
+    if rule not in FLOOR_RULES:
+        raise ValueError(f"slo.percentile_floor={rule}: unknown; choose from {', '.join(FLOOR_RULES)}")
+    floor = floor_samples if rule == "interval" else mlperf_floor
+    needed = 0
+    for name in percentiles:
+        q = round(float(name[1:]) / 100, 9) if isinstance(name, str) else float(name)
+        if not 0 < q < 1:
+            raise ValueError(f"percentile {name}: outside (0, 1); a name is p99, a number 0.99")
+        needed = max(needed, floor(q))
+    return needed
+
+
+def hold_to_floor(value: Any, rule: str) -> None:
+    """Make every percentile below the rule's floor unreliable, in all blocks inside value (in place)."""
+    if rule != "mlperf" or not isinstance(value, dict):
+        return
+    reliable, n = value.get("reliable"), value.get("n")
+    if isinstance(reliable, dict) and isinstance(n, int):
+        for name in reliable:
+            if reliable[name] and n < requests_needed((name,), rule):
+                reliable[name] = False
+                value["ci95"][name] = None
+        return
+    for item in value.values():
+        hold_to_floor(item, rule)
 
 
 def share_interval(share: float, n: int) -> tuple[float, float]:

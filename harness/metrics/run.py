@@ -16,6 +16,8 @@ import pandas as pd
 import yaml
 
 from harness import records
+from harness.metrics.ending import read_ending
+from harness.metrics.server_metrics import read_server_metrics
 from harness.records import OUTCOMES
 
 __all__ = ["OUTCOMES", "Run", "load_run", "request_frame"]
@@ -27,7 +29,7 @@ REQUEST_TEXT = (
 REQUEST_NUMBERS = (
     *("intended_ns", "dispatch_ns", "send_ns", "headers_ns", "first_event_ns", "end_ns"),
     *("attempt", "priority", "turn", "prompt_tokens", "planned_prompt_tokens", "output_tokens"),
-    *("max_tokens", "stop_after", "status"),
+    *("max_tokens", "stop_after", "status", "first_output_ns", "reasoning_tokens", "reads", "coalesced"),
 )
 META_PARTS = ("fingerprint", "server", "host", "slo", "planned", "client")
 SCHEDULE_NUMBERS = ("arrival_s", "deadline_ms", "cancel_value", "timeout_s")
@@ -48,6 +50,27 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     closed: bool = True  # requests.jsonl has its footer
+    retries: int = 0  # attempts that another one followed
+    ending: dict[str, Any] = field(default_factory=dict)  # engine_end.json; empty where there is none
+    server_metrics: tuple[dict[str, Any], ...] = ()  # what the server's /metrics said; t_ns from t0
+
+    @property
+    def load_kind(self) -> str | None:
+        """open | closed; None where the configuration is gone."""
+        load = self.config.get("load")
+        kind = load.get("kind") if isinstance(load, dict) else None
+        return kind if isinstance(kind, str) else None
+
+    def slo_setting(self, name: str) -> Any:
+        """A setting of the slo group; None where the configuration is gone."""
+        part = self.config.get("slo")
+        return part.get(name) if isinstance(part, dict) else None
+
+    def choose(self, rows: np.ndarray) -> Run:
+        """The same run with only these rows of `requests` (a mask), and what the engine says of them."""
+        chosen = self.requests[rows].reset_index(drop=True)
+        engine = self.engine[self.engine["id"].isin(set(chosen["id"]))].reset_index(drop=True)
+        return replace(self, requests=chosen, engine=engine)
 
     def subset(self, column: str, value: str) -> Run:
         """The same run with only the requests whose `column` (request_class or tenant) is value."""
@@ -92,7 +115,8 @@ def load_run(run_dir: str | Path) -> Run:
         if not isinstance(meta.get(name, {}), dict):
             problems.append(f"meta.json: {name} is no object")
             meta = {**meta, name: {}}
-    for part, name in ((meta, "clock_pairs"), (meta.get("client", {}), "loop_lag_ms")):
+    client = meta.get("client", {})
+    for part, name in ((meta, "clock_pairs"), (client, "loop_lag_ms"), (client, "read_lag_ms")):
         if not isinstance(part.get(name) or [], list):
             problems.append(f"meta.json: {name} is no list")
             part[name] = []
@@ -105,13 +129,15 @@ def load_run(run_dir: str | Path) -> Run:
     )
     steps = step_frame(read("steps", records.read_steps, pd.DataFrame()), t0)
     telemetry = read("telemetry.jsonl", records.read_telemetry, pd.DataFrame())
+    scraped = read("server_metrics.jsonl", read_server_metrics, [])
     schedule = read("schedule.parquet", lambda d: pd.read_parquet(d / "schedule.parquet"), pd.DataFrame())
     config = read("config.yaml", lambda d: yaml.safe_load((d / "config.yaml").read_text()), {})
     prefix = f"{folder}/"
+    written = file.records if file is not None else []
     return Run(
         path=folder,
         meta=meta,
-        requests=request_frame([_fields(record) for record in file.records] if file else []),
+        requests=request_frame([_fields(record) for record in written]),
         engine=engine,
         steps=steps,
         telemetry=_floats(telemetry, records.TELEMETRY_COLUMNS),
@@ -119,15 +145,18 @@ def load_run(run_dir: str | Path) -> Run:
         config=config if isinstance(config, dict) else {},
         problems=tuple(dict.fromkeys(text.replace(prefix, "") for text in problems)),
         closed=bool(file and file.closed),
+        retries=sum(1 for record in written if not record.final),
+        ending=read_ending(folder),
+        server_metrics=tuple(scraped),
     )
 
 
 def request_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Request records as a frame: a row per id (its last attempt), in order of intended arrival."""
+    """Request records as a frame: a row per id (its final attempt), in order of intended arrival."""
     last: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         key = str(row.get("id"))
-        if key not in last or (row.get("attempt") or 0) >= (last[key].get("attempt") or 0):
+        if key not in last or _rank(row) >= _rank(last[key]):
             last[key] = row
     kept = list(last.values())
     frame = pd.DataFrame(
@@ -143,6 +172,10 @@ def request_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     frame["chunk_ns"] = pd.Series([p[0] for p in pairs], dtype=object)
     frame["chunk_tokens"] = pd.Series([p[1] for p in pairs], dtype=object)
     return frame.sort_values(["intended_ns", "id"], kind="stable", na_position="last").reset_index(drop=True)
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[bool, int]:
+    return row.get("final") is not False, row.get("attempt") or 0
 
 
 def engine_frame(frame: pd.DataFrame, t0: int, run: str | None) -> pd.DataFrame:

@@ -8,28 +8,41 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.metrics.latency import gap_table, per_request
+from harness.metrics.latency import gap_table
+from harness.metrics.run import Run
 
-MEDIANS = 5.0
+STALL_FACTOR = 5.0
+"""A stall is a gap of more than this many of the run's median gaps; slo.stall_factor overrides it."""
 FLOOR_MS = 100.0
+"""and more than this: what a reader notices at all."""
 NAMES = ("count", "seconds", "longest_ms", "threshold_ms")
 
 
-def stall_threshold_ms(gap_ms: np.ndarray) -> float | None:
-    """max(5 x the run's median gap between chunks, 100 ms); None without gaps."""
+def stall_factor(run: Run) -> float:
+    """slo.stall_factor of the run, else STALL_FACTOR."""
+    value = run.slo_setting("stall_factor")
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    return float(value) if usable else STALL_FACTOR
+
+
+def stall_threshold_ms(gap_ms: np.ndarray, factor: float = STALL_FACTOR) -> float | None:
+    """max(factor x the run's median gap between chunks, 100 ms); None without gaps."""
     gaps = gap_ms[np.isfinite(gap_ms)]
-    return max(MEDIANS * float(np.median(gaps)), FLOOR_MS) if gaps.size else None
+    return max(factor * float(np.median(gaps)), FLOOR_MS) if gaps.size else None
 
 
 def stalls(
-    requests: pd.DataFrame, reason: str, threshold_ms: float | None = None
+    requests: pd.DataFrame,
+    reason: str,
+    threshold_ms: float | None = None,
+    factor: float = STALL_FACTOR,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Gaps over the threshold, in every answer that began to stream, however it ended.
 
     count, seconds (their sum), longest_ms (the longest gap of all, a stall or not), threshold_ms.
-    `threshold_ms` replaces the run's own, so that runs can be held to one."""
+    `threshold_ms` replaces the requests' own, so that runs, or the classes of one, are held to one."""
     gaps = gap_table(requests)["gap_ms"].dropna().to_numpy()
-    limit = stall_threshold_ms(gaps) if threshold_ms is None else threshold_ms
+    limit = stall_threshold_ms(gaps, factor) if threshold_ms is None else threshold_ms
     if limit is None or not gaps.size:
         return dict.fromkeys(NAMES), dict.fromkeys(NAMES, reason)
     over = gaps[gaps > limit]
@@ -72,18 +85,25 @@ def deadlines(
     return missed, total
 
 
-def fluidity(requests: pd.DataFrame, slo: dict[str, Any], reason: str) -> tuple[float | None, str | None]:
-    """1 - missed / all token deadlines, pooled over every streamed answer with a pace; limits from the
-    SLO."""
+def deadline_table(requests: pd.DataFrame, frame: pd.DataFrame, slo: dict[str, Any]) -> np.ndarray | None:
+    """(missed, all) token deadlines of every request with a pace, zeros for the others. [requests, 2]
+    frame: per_request(requests). None without limits for TTFT and TPOT."""
     ttft, tbt = slo.get("ttft_ms"), slo.get("tpot_ms")
     if ttft is None or not tbt:
-        return None, "no SLO for TTFT and TPOT"
-    frame = per_request(requests, slo)
-    missed = total = 0
-    chosen = frame["stream"].to_numpy(bool) & (frame["chunks"].to_numpy() > 1)
-    rows = zip(chosen, frame["ttft_ms"], requests["chunk_ns"], requests["chunk_tokens"], strict=True)
-    for use, first_ms, stamps, tokens in rows:
+        return None
+    found = np.zeros((len(requests), 2), dtype=np.int64)
+    paced = frame["stream"].to_numpy(bool) & (frame["chunks"].to_numpy() > 1)
+    rows = zip(paced, frame["ttft_ms"], requests["chunk_ns"], requests["chunk_tokens"], strict=True)
+    for row, (use, first_ms, stamps, tokens) in enumerate(rows):
         if use and math.isfinite(first_ms):
-            one = deadlines(first_ms, np.diff(stamps) * 1e-6, tokens, float(ttft), float(tbt))
-            missed, total = missed + one[0], total + one[1]
-    return (1.0 - missed / total, None) if total else (None, reason)
+            found[row] = deadlines(first_ms, np.diff(stamps) * 1e-6, tokens, float(ttft), float(tbt))
+    return found
+
+
+def fluidity(table: np.ndarray | None, reason: str) -> tuple[float | None, str | None]:
+    """1 - missed / all token deadlines, pooled over the answers of deadline_table; reason: why none has a
+    pace."""
+    if table is None:
+        return None, "no SLO for TTFT and TPOT"
+    missed, total = table.sum(axis=0)
+    return (1.0 - float(missed / total), None) if total else (None, reason)

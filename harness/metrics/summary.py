@@ -16,19 +16,32 @@ import pandas as pd
 
 from harness.metrics.arrivals import arrivals
 from harness.metrics.cancellations import cancellations
+from harness.metrics.client import client_figures, lag_samples
+from harness.metrics.counts import (
+    count_outcomes,
+    deadline_misses,
+    failures,
+    output_tokens,
+    prompt_tokens,
+    refusals,
+    scheduled,
+    token_source,
+)
+from harness.metrics.ending import kv_live_end
 from harness.metrics.engine import attribution, engine_latency, load_steps, step_figures
 from harness.metrics.latency import chunk_table, latency_blocks, per_request, why_no_pace
-from harness.metrics.percentiles import describe
+from harness.metrics.percentiles import FLOOR_RULES, hold_to_floor
 from harness.metrics.run import OUTCOMES, Run, load_run
-from harness.metrics.stalls import fluidity, stalls
-from harness.metrics.throughput import load_window, steady_window, throughput
-from harness.metrics.utilization import utilization
-from harness.metrics.validity import count_outcomes, invalid_reasons, scheduled
+from harness.metrics.stalls import deadline_table, fluidity, stall_factor, stalls
+from harness.metrics.throughput import throughput
+from harness.metrics.utilization import server_metrics, utilization
+from harness.metrics.windows import around, concurrency, counted, load_window, steady_window
+from harness.validity import judge
 
 SCHEMA_VERSION = 1
 DIGITS = 6  # significant digits of every float: far below the noise, and short to read
 LATENCY_ORDER = (
-    *("ttft", "tpot", "itl", "icl", "e2e", "normalized"),
+    *("ttft", "ttfc", "ttfo", "tpot", "itl", "icl", "e2e", "normalized"),
     *("queue_delay", "prefill", "decode", "adj_ttft", "adj_e2e"),
 )
 
@@ -89,14 +102,21 @@ def summarize(run: Run) -> dict[str, Any]:
     steps = load_steps(run, window)
     counts = count_outcomes(run)
     client = reasons.take("client", client_figures(run, frame))
-    invalid = invalid_reasons(run, counts, client)
     pace = why_no_pace(frame[frame["outcome"] == "completed"])
     rates = reasons.take("throughput", throughput(frame, chunks, steps, window))
+    pauses = reasons.take("stalls", stalls(run.requests, pace, factor=stall_factor(run)))
+    missed = deadline_table(run.requests, frame, slo)
+    steady_span = steady_window(frame, window)
+    for name in ("warmup", "drain"):
+        if steady_span["start_s"] is None:
+            reasons.null(name, steady_span["reason"])
+    before, after = around(window, steady_span)
 
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "valid": not invalid,
-        "invalid_reasons": invalid,
+        "valid": True,
+        "invalid_reasons": [],
+        "warnings": [],
         "null_reasons": {},
         "run": reasons.take("run", run_facts(run)),
         **{name: reasons.one(name, fact(run, name)) for name in ("engine", "workload", "model", "device")},
@@ -105,29 +125,50 @@ def summarize(run: Run) -> dict[str, Any]:
         "refusals": refusals(run),
         "failures": failures(run),
         "deadline_misses": reasons.one("deadline_misses", deadline_misses(run, frame)),
-        "window": window,
+        "window": counted(window, frame, chunks, last=True),
+        "warmup": counted(before, frame, chunks),
+        "drain": counted(after, frame, chunks, last=True),
         "latency_ms": reasons.take("latency_ms", all_latency(run, frame)),
         "throughput": rates,
-        "steady": reasons.take("steady", steady(run, frame, chunks, steps, window)),
-        "by_class": reasons.take("by_class", groups(run, "request_class", slo, window)),
-        "by_tenant": reasons.take("by_tenant", groups(run, "tenant", slo, window)),
+        "steady": reasons.take("steady", steady(run, frame, chunks, steps, window, steady_span)),
+        "by_class": reasons.take(
+            "by_class", groups(run, "request_class", frame, window, pauses["threshold_ms"], missed)
+        ),
+        "by_tenant": reasons.take(
+            "by_tenant", groups(run, "tenant", frame, window, pauses["threshold_ms"], missed)
+        ),
         "arrivals": reasons.take("arrivals", arrivals(run)),
+        "in_flight": reasons.take("in_flight", concurrency(frame, window)),
         "token_source": token_source(run),
         "prompt_tokens": prompt_tokens(run),
-        "stalls": reasons.take("stalls", stalls(run.requests, pace)),
-        "fluidity": reasons.one("fluidity", fluidity(run.requests, slo, pace)),
+        "output_tokens": reasons.take("output_tokens", output_tokens(run)),
+        "stalls": pauses,
+        "fluidity": reasons.one("fluidity", fluidity(missed, pace)),
         "attribution": reasons.take("attribution", attribution(run, frame)),
-        "steps": reasons.take("steps", step_figures(steps)),
+        "steps": {
+            **reasons.take("steps", step_figures(steps)),
+            "kv_live_end": reasons.one("steps.kv_live_end", kv_live_end(run.ending)),
+        },
         "prefix_cache": {"hit_rate_tokens": None},
         "utilization": reasons.take(
             "utilization", utilization(run, steps, window, rates["output_tokens_per_s"])
         ),
+        "server_metrics": reasons.take("server_metrics", server_metrics(run, window)),
         "cancellations": reasons.take("cancellations", cancellations(run, frame)),
         "client": client,
     }
     reasons.null("prefix_cache.hit_rate_tokens", "the engines have no prefix cache in this version")
+    hold_to_floor(summary, percentile_floor(run))
+    summary["invalid_reasons"], summary["warnings"] = judge(run, summary, lag_samples(run))
+    summary["valid"] = not summary["invalid_reasons"]
     summary["null_reasons"] = dict(sorted(reasons.found.items()))
     return clean(summary)
+
+
+def percentile_floor(run: Run) -> str:
+    """slo.percentile_floor of the run; interval where it is not set."""
+    rule = run.slo_setting("percentile_floor")
+    return rule if rule in FLOOR_RULES else FLOOR_RULES[0]
 
 
 def all_latency(run: Run, frame: pd.DataFrame) -> tuple[dict[str, Any], dict[str, str]]:
@@ -139,80 +180,65 @@ def all_latency(run: Run, frame: pd.DataFrame) -> tuple[dict[str, Any], dict[str
 
 
 def steady(
-    run: Run, frame: pd.DataFrame, chunks: pd.DataFrame, steps: pd.DataFrame, window: dict[str, Any]
+    run: Run,
+    frame: pd.DataFrame,
+    chunks: pd.DataFrame,
+    steps: pd.DataFrame,
+    whole: dict[str, Any],
+    span: dict[str, Any],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The same figures over the steady window: latency of the requests that arrived in it, rates inside
     it."""
-    span = steady_window(frame, window)
     reason = span.pop("reason", None)
+    last = span["end_s"] is not None and span["end_s"] >= whole["end_s"]
+    window = counted(span, frame, chunks, last=last)
     if reason is not None:
         return (
-            {"window": span, "latency_ms": None, "throughput": None},
+            {"window": window, "latency_ms": None, "throughput": None},
             dict.fromkeys(("window", "latency_ms", "throughput"), reason),
         )
     reasons = Reasons()
     inside = ((frame["intended_s"] >= span["start_s"]) & (frame["intended_s"] < span["end_s"])).to_numpy()
-    chosen = run.requests[inside].reset_index(drop=True)
-    engine = run.engine[run.engine["id"].isin(set(chosen["id"]))].reset_index(drop=True)
-    part = Run(run.path, run.meta, chosen, engine, run.steps, run.telemetry, run.schedule)
+    latency = all_latency(run.choose(inside), frame[inside].reset_index(drop=True))
     value = {
-        "window": span,
-        "latency_ms": reasons.take("latency_ms", all_latency(part, frame[inside].reset_index(drop=True))),
+        "window": window,
+        "latency_ms": reasons.take("latency_ms", latency),
         "throughput": reasons.take("throughput", throughput(frame, chunks, steps, span)),
     }
     return value, reasons.found
 
 
 def groups(
-    run: Run, column: str, slo: dict[str, Any], window: dict[str, Any]
+    run: Run,
+    column: str,
+    frame: pd.DataFrame,
+    window: dict[str, Any],
+    stall_ms: float | None,
+    missed: np.ndarray | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """counts, latency_ms and throughput of each request class or tenant, over the load window of the whole
-    run."""
+    """counts, latency_ms, throughput, stalls and fluidity of each request class or tenant, over the load
+    window and with the stall threshold of the whole run."""
     reasons = Reasons()
     out: dict[str, Any] = {}
     for name in sorted(set(run.requests[column])):
+        chosen = (run.requests[column] == name).to_numpy()
         part = run.subset(column, name)
-        frame = per_request(part.requests, slo)
+        own = frame[chosen].reset_index(drop=True)
         outcome = part.requests["outcome"]
         ended = {kind: int((outcome == kind).sum()) for kind in OUTCOMES}
         whole = column in run.schedule and len(run.schedule) == scheduled(run)
         planned = int((run.schedule[column] == name).sum()) if whole else sum(ended.values())
-        rates = throughput(frame, chunk_table(part.requests), None, window)
+        rates = throughput(own, chunk_table(part.requests), None, window)
+        pace = why_no_pace(own[own["outcome"] == "completed"])
+        share = fluidity(None if missed is None else missed[chosen], pace)
         out[name] = {
             "counts": {"scheduled": planned, **ended},
-            "latency_ms": reasons.take(f"{name}.latency_ms", all_latency(part, frame)),
+            "latency_ms": reasons.take(f"{name}.latency_ms", all_latency(part, own)),
             "throughput": reasons.take(f"{name}.throughput", rates),
+            "stalls": reasons.take(f"{name}.stalls", stalls(part.requests, pace, stall_ms)),
+            "fluidity": reasons.one(f"{name}.fluidity", share),
         }
     return out, reasons.found
-
-
-def client_figures(run: Run, frame: pd.DataFrame) -> tuple[dict[str, Any], dict[str, str]]:
-    """How the load generator itself did: lateness of its sends, lag of its event loop, CPU per 1,000
-    tokens."""
-    meta = run.meta.get("client") or {}
-    reasons: dict[str, str] = {}
-    figures: dict[str, Any] = {"backend": meta.get("backend")}
-    if figures["backend"] is None:
-        reasons["backend"] = "not recorded"
-    figures["send_lag_ms"] = describe(frame["send_lag_ms"].to_numpy())
-    lags = [v for v in meta.get("loop_lag_ms") or [] if isinstance(v, (int, float))]
-    figures["loop_lag_ms"] = describe(np.asarray(lags, dtype=np.float64))
-    for name, reason in (
-        ("send_lag_ms", "nothing was sent"),
-        ("loop_lag_ms", "no samples of the client's loop"),
-    ):
-        if figures[name]["n"] == 0:
-            reasons[name] = reason
-    tokens = float(np.nansum(frame["output_tokens"].to_numpy()))
-    cpu = meta.get("cpu_s")
-    figures["cpu_s_per_1k_tokens"] = (
-        cpu / tokens * 1000 if isinstance(cpu, (int, float)) and tokens > 0 else None
-    )
-    if figures["cpu_s_per_1k_tokens"] is None:
-        reasons["cpu_s_per_1k_tokens"] = (
-            "no output token" if tokens <= 0 else "the client's CPU time was not recorded"
-        )
-    return figures, reasons
 
 
 def run_facts(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
@@ -251,55 +277,6 @@ def setup(run: Run) -> dict[str, Any]:
         "planned": run.meta.get("planned") or {},
         "engine": settings,
         "runner": runner if server else {},
-    }
-
-
-def endings(run: Run, outcome: str) -> dict[str, list[str]]:
-    """The error of every request with this outcome, by its reason: the server's code, else http_<status>."""
-    rows = run.requests[run.requests["outcome"] == outcome]
-    found: dict[str, list[str]] = {}
-    for reason, status, error in zip(rows["reason"], rows["status"], rows["error"], strict=True):
-        name = f"http_{int(status)}" if np.isfinite(status) else "unknown"
-        found.setdefault(reason if isinstance(reason, str) else name, []).append(
-            error if isinstance(error, str) else ""
-        )
-    return dict(sorted(found.items()))
-
-
-def refusals(run: Run) -> dict[str, int]:
-    """Refused requests by reason."""
-    return {reason: len(errors) for reason, errors in endings(run, "rejected").items()}
-
-
-def failures(run: Run) -> dict[str, dict[str, Any]]:
-    """Failed requests by reason, with the first error of each: enough to know what to mend."""
-    found = endings(run, "failed")
-    return {reason: {"count": len(errors), "example": errors[0]} for reason, errors in found.items()}
-
-
-def deadline_misses(run: Run, frame: pd.DataFrame) -> tuple[int | None, str | None]:
-    """Requests with a deadline that were not whole by then, from the intended arrival; hang-ups and
-    cut-offs aside."""
-    if "deadline_ms" not in run.schedule or not run.schedule["deadline_ms"].notna().any():
-        return None, "the workload sets no deadlines"
-    due = run.schedule.set_index("id")["deadline_ms"]
-    limit = frame["id"].map(due).to_numpy(dtype=np.float64)
-    return int((frame["issued"].to_numpy() & (frame["late_ms"].to_numpy() > limit)).sum()), None
-
-
-def token_source(run: Run) -> dict[str, int]:
-    """Where each request's token count came from, and how often two sources disagreed."""
-    source = run.requests["token_source"]
-    counts = {name: int((source == name).sum()) for name in ("usage", "ids", "retokenised")}
-    return {**counts, "mismatches": int(run.requests["token_mismatch"].sum())}
-
-
-def prompt_tokens(run: Run) -> dict[str, int]:
-    """Tokens of the prompts that a server has counted: what was planned for them, and what it counted."""
-    counted = run.requests[np.isfinite(run.requests["prompt_tokens"])]
-    return {
-        "planned": int(counted["planned_prompt_tokens"].fillna(0).sum()),
-        "counted": int(counted["prompt_tokens"].sum()),
     }
 
 

@@ -15,16 +15,6 @@ NAMES = (
 )
 
 
-def load_window(requests: pd.DataFrame) -> dict[str, Any]:
-    """From the first intended arrival to the last answer's end (seconds); ramp and drain are inside."""
-    rule = "first intended arrival to last answer's end"
-    sent = requests[np.isfinite(requests["send_ns"])]
-    start, end = requests["intended_ns"].min(), sent["end_ns"].max()
-    if not (np.isfinite(start) and np.isfinite(end) and end > start):
-        return {"start_s": None, "end_s": None, "rule": rule}
-    return {"start_s": float(start) * 1e-9, "end_s": float(end) * 1e-9, "rule": rule}
-
-
 def throughput(
     frame: pd.DataFrame, chunks: pd.DataFrame, steps: pd.DataFrame | None, window: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
@@ -63,40 +53,6 @@ def throughput(
     else:
         reasons["slo_attainment"] = "no request was served, failed or refused"
     return figures, reasons
-
-
-def steady_window(
-    frame: pd.DataFrame, window: dict[str, Any], share: float = 0.5, least: float = 0.2
-) -> dict[str, Any]:
-    """Longest contiguous span with in-flight >= share x peak; bounds are null with a reason where it is
-    shorter than `least` of the load window. In-flight is a sweep over half-open intervals [send, end)."""
-    rule = f"longest span with in-flight >= {share:g} x peak"
-    none = {"start_s": None, "end_s": None, "rule": rule}
-    if window["start_s"] is None:
-        return {**none, "reason": "no load window"}
-    times, level = in_flight(frame)
-    if not times.size:
-        return {**none, "reason": "nothing was sent"}
-    high = level >= share * level.max()
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], high.astype(np.int8), [0]])))
-    begins, stops = edges[::2], edges[1::2]
-    stops = np.minimum(stops, times.size - 1)
-    spans = times[stops] - times[begins]
-    best = int(np.argmax(spans))
-    if spans[best] < least * (window["end_s"] - window["start_s"]):
-        return {**none, "reason": f"no such span reaches {least:.0%} of the load window"}
-    return {"start_s": float(times[begins[best]]), "end_s": float(times[stops[best]]), "rule": rule}
-
-
-def in_flight(frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Sweep line: (times in seconds, requests in flight from that time to the next). frame: per_request."""
-    sent = frame[np.isfinite(frame["send_s"]) & np.isfinite(frame["end_s"])]
-    if sent.empty:
-        return np.array([]), np.array([], dtype=np.int64)
-    times = np.concatenate([sent["send_s"].to_numpy(), sent["end_s"].to_numpy()])
-    delta = np.concatenate([np.ones(len(sent), dtype=np.int64), -np.ones(len(sent), dtype=np.int64)])
-    unique, index = np.unique(times, return_inverse=True)
-    return unique, np.cumsum(np.bincount(index, weights=delta, minlength=unique.size)).astype(np.int64)
 
 
 def output_series(chunks: pd.DataFrame, bin_s: float = 1.0) -> pd.DataFrame:

@@ -34,7 +34,13 @@ pytestmark = pytest.mark.e2e
 
 FILES = {
     *("meta.json", "config.yaml", "schedule.parquet", "summary.json", "report.html", "server.log"),
-    *("requests.jsonl", "engine_requests.jsonl", "engine_end.json", "telemetry.jsonl"),
+    *(
+        "requests.jsonl",
+        "engine_requests.jsonl",
+        "engine_end.json",
+        "telemetry.jsonl",
+        "server_metrics.jsonl",
+    ),
     *("requests.parquet", "chunks.parquet", "steps.parquet", "telemetry.parquet"),
 }
 
@@ -221,14 +227,16 @@ def test_a_server_that_dies_ends_the_run_and_keeps_the_records(tmp_path):
 def test_a_harness_that_is_killed_leaves_no_server_and_readable_records(tmp_path):
     command = HarnessCommand(tmp_path, *LONG)
     run_dir = command.wait_for_records(2)
-    server = command.server_pid()
+    server, workers = command.server_pid(), command.worker_pids()
     os.kill(command.process.pid, signal.SIGKILL)
     command.finish()
     assert gone(server)
     assert (meta(run_dir)["complete"], meta(run_dir)["incomplete_reason"]) == (False, "running")
+    assert all(gone(pid) for pid in workers)
     file = read_request_file(run_dir / "requests.jsonl")
-    assert len(file.records) >= 2
-    assert not file.closed
+    assert {r.id for r in file.records} == {r.id for r in Schedule.from_parquet(run_dir / "schedule.parquet")}
+    assert sum(r.outcome == "completed" for r in file.records) >= 1
+    assert sum(r.reason == "not_sent" for r in file.records) > 100
 
 
 def test_a_full_disk_is_one_line_and_what_was_written_is_kept(tmp_path):
@@ -236,7 +244,8 @@ def test_a_full_disk_is_one_line_and_what_was_written_is_kept(tmp_path):
     run_dir = command.wait_for_records(2)
     server = command.server_pid()
     limit = (run_dir / "requests.jsonl").stat().st_size + 1000
-    psutil.Process(command.process.pid).rlimit(psutil.RLIMIT_FSIZE, (limit, limit))
+    for pid in (command.process.pid, *command.worker_pids()):
+        psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (limit, limit))
     code, _, stderr = command.finish()
     assert code == 3
     assert "cannot write" in stderr

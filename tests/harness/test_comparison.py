@@ -213,3 +213,11 @@ def test_a_terminal_that_is_not_utf8_costs_the_arrows_only(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr.decode()
     assert b"0.50x ?" in done.stdout
+
+
+def test_a_runs_warnings_stand_under_the_comparison(tmp_path: Path) -> None:
+    bundles = [request(i, [(i + 1.0 + 0.4 * k, 20) for k in range(5)], intended=float(i)) for i in range(20)]
+    runs = [write(tmp_path / "a", bundles, "static"), write(tmp_path / "b", steady_requests(20), "chunked")]
+    notes = compare(runs).notes
+    assert [note.partition(":")[0] for note in notes if "ITL is chunked" in note] == ["static"]
+    assert not any("INVALID" in note for note in notes)

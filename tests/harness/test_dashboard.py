@@ -23,7 +23,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 def make_run(folder: Path, engine: str = "continuous", *, gap: float = 0.02, **meta: object) -> Path:
     rows = [*steady_requests(40, gap=gap), request(99, intended=4.0, outcome="cancelled", reason="after_s")]
     steps = [step(i, start=i * 0.05, duration=0.04) for i in range(80)]
-    run = write_run(folder, rows, steps=steps, **{"engine": engine, **meta})
+    run = write_run(folder, rows, steps=steps, name=engine, **meta)  # type: ignore[arg-type]
     (run / "config.yaml").write_text(f"seed: 0\nengine: {{name: {engine}, max_num_seqs: 16}}\n")
     return run
 
@@ -43,6 +43,7 @@ def test_one_run_shows_every_chart_with_the_records_own_values(tmp_path: Path) -
         "Normalized latency: E2E over output tokens",
         "Gap between chunks",
         "Output throughput",
+        "Requests in flight",
         "Batch occupancy",
         "KV cache in use",
         "Iteration time",
@@ -56,6 +57,10 @@ def test_one_run_shows_every_chart_with_the_records_own_values(tmp_path: Path) -
     throughput = figures["Output throughput"]["data"][0]
     width = throughput["x"][1] - throughput["x"][0]
     assert sum(throughput["y"]) * width == pytest.approx(40 * 11)  # every token, once
+    assert max(figures["Requests in flight"]["data"][0]["y"]) == 4
+    for title in ("Time to first token", "Output throughput", "Requests in flight"):
+        drawn = [f for f in figures_of(out.read_text()) if f["title"] == title][-1]
+        assert [round(drawn["layout"]["shapes"][0][at], 1) for at in ("x0", "x1")] == [0.3, 4.0]
     counted = {t["name"]: t["x"] for t in figures["Outcomes"]["data"]}
     assert counted == {"completed": [40], "cancelled": [1]}
 
@@ -82,7 +87,23 @@ def test_an_invalid_run_says_why_in_a_banner(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", complete=False, incomplete_reason="server died <b>now</b>")
     page = write_dashboard([run], tmp_path / "page.html").read_text()
     assert "this run is not valid" in page
+    assert '<span class="invalid">not valid</span></h1>' in page
+    both = write_dashboard([make_run(tmp_path / "sound", "static"), run], tmp_path / "two.html").read_text()
+    head = both[both.index("<thead>") : both.index("</thead>")]
+    assert head.count('class="invalid"') == 1
+    assert head.index("static") < head.index("continuous") < head.index('class="invalid"')
     assert "server died &lt;b&gt;now&lt;/b&gt;" in page
+
+
+def test_warnings_and_the_client_are_on_the_page(tmp_path: Path) -> None:
+    rows = [request(i, [(i + 1.0 + 0.4 * k, 20) for k in range(5)], intended=float(i)) for i in range(30)]
+    page = write_dashboard([write_run(tmp_path / "run", rows)], tmp_path / "page.html").read_text()
+    assert "Read with care" in page
+    assert "ITL is chunked: 20 tokens a chunk" in page
+    assert "not valid" not in page
+    found = page[page.index("Did the client keep up") :]
+    row = found[found.index("tokens a chunk") :]
+    assert ">20.0<" in row[: row.index("</tr>")]
 
 
 def test_names_from_outside_cannot_end_the_script(tmp_path: Path) -> None:
@@ -95,7 +116,7 @@ def test_names_from_outside_cannot_end_the_script(tmp_path: Path) -> None:
 def test_a_run_without_a_single_answer_is_a_page_all_the_same(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [request(0, outcome="failed", error="HTTP 500", status=500)])
     page = write_dashboard([run], tmp_path / "page.html").read_text()
-    assert [f["title"] for f in figures_of(page)] == ["Outcomes"]
+    assert [f["title"] for f in figures_of(page)] == ["Requests in flight", "Outcomes"]
     assert "this run is not valid" in page
 
 
@@ -140,7 +161,7 @@ def test_a_browser_draws_every_chart_from_disk_without_the_network(tmp_path: Pat
             page.goto(out.as_uri())
             page.wait_for_function("document.querySelectorAll('.plot .main-svg').length > 0")
             drawn = page.evaluate(COUNT_PATHS)
-            assert len(drawn) == 11
+            assert len(drawn) == 12
             assert all(count > 0 for count in drawn)
             assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is cut off
             assert page.evaluate("document.documentElement.dataset.theme") == scheme
@@ -148,5 +169,15 @@ def test_a_browser_draws_every_chart_from_disk_without_the_network(tmp_path: Pat
             assert page.evaluate("document.documentElement.dataset.theme") != scheme
             assert problems == []
             assert all(url.startswith(("file:", "data:", "blob:")) for url in asked)
+            page.close()
+        bad = write_dashboard([make_run(tmp_path / "bad", complete=False)], tmp_path / "bad.html")
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+            page.goto(bad.as_uri())
+            for element, side in ((".banner.bad", "color"), ("h1 .invalid", "backgroundColor")):
+                colour = page.evaluate(f"getComputedStyle(document.querySelector('{element}')).{side}")
+                red, green, blue = (int(n) for n in re.findall(r"\d+", colour)[:3])
+                assert red > 1.5 * green
+                assert red > 1.5 * blue
             page.close()
         browser.close()

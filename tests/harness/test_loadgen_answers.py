@@ -1,36 +1,20 @@
-"""What counts as a token, and what counts as an answer: without a network."""
+"""What counts as a token, and on which channel: without a network."""
 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.loadgen import answer as answer_module
 from harness.loadgen.answer import Answer
+from harness.loadgen.sse import SSEParser
+from tests.support.answers import chunks, outcome, read
 from tests.support.script_server import DONE, chat, completion, sse, usage
-
-
-def read(*pieces: bytes, stream: bool = True, status: int = 200, kind: str = "text/event-stream") -> Answer:
-    """Head at 0, piece k at (k + 1) * 10."""
-    answer = Answer(stream=stream, keep_text=True)
-    answer.begin(0, status, kind)
-    for k, piece in enumerate(pieces):
-        if not answer.feed((k + 1) * 10, piece):
-            break
-    answer.finish()
-    return answer
-
-
-def chunks(answer: Answer) -> list[tuple[int, int]]:
-    return list(zip(answer.chunk_ns, answer.chunk_tokens, strict=True))
-
-
-def outcome(answer: Answer) -> tuple[str, str | None]:
-    assert answer.verdict is not None
-    return answer.verdict.outcome, answer.verdict.reason
 
 
 def test_role_and_empty_chunks_are_events_but_no_tokens() -> None:
@@ -68,6 +52,12 @@ def test_usage_in_every_chunk_and_a_usage_chunk_at_the_end() -> None:
         {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
         {"function_call": {"arguments": "{"}},
+        {"tool_calls": [{"index": 0, "type": "custom", "custom": {"name": "f", "input": ""}}]},
+        {"tool_calls": [{"index": 0, "type": "custom", "custom": {"input": "x = 1"}}]},
+        {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"content": [{"type": "refusal", "refusal": "no"}]},
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]},
+        {"content": [{"type": "thinking", "thinking": "hm"}]},
     ],
 )
 def test_every_channel_carries_tokens(delta: dict[str, Any]) -> None:
@@ -83,10 +73,74 @@ def test_every_channel_carries_tokens(delta: dict[str, Any]) -> None:
         {"tool_calls": []},
         {"tool_calls": [{"index": 0, "function": {"arguments": ""}}]},
         {"tool_calls": None},
+        {"tool_calls": [{"type": "custom", "custom": {"input": ""}}, None, {"custom": "x"}]},
+        {"content": []},
+        {"content": [{"type": "text", "text": ""}, {"type": "image_url"}, None, 3, [[]]]},
+        {"content": [{"type": "thinking", "thinking": [{"text": ""}, None]}]},
+        {"content": {"text": "of no known shape"}},
     ],
 )
 def test_empty_deltas_do_not(delta: dict[str, Any]) -> None:
     assert chunks(read(chat(delta), chat({"content": "x"}), chat({}, finish="stop"))) == [(20, 1)]
+
+
+def test_the_first_output_comes_after_the_reasoning() -> None:
+    """kubernetes-sigs/inference-perf#559: 200 reasoning deltas, then text. All are tokens; the first one that
+    is no reasoning has a stamp of its own."""
+    thoughts = [chat({"reasoning_content": "hm"}) for _ in range(200)]
+    details = {"completion_tokens": 203, "completion_tokens_details": {"reasoning_tokens": 200}}
+    answer = read(
+        chat({"role": "assistant"}),
+        *thoughts,
+        chat({"content": "a"}),
+        chat({"content": "b"}),
+        chat({"reasoning": "again"}),
+        sse({"choices": [], "usage": details}),
+        DONE,
+    )
+    assert answer.chunk_ns[0] == 20
+    assert answer.first_output_ns == answer.chunk_ns[200] == 2020
+    assert (answer.tokens, answer.usage_output, answer.usage_reasoning) == (203, 203, 200)
+
+
+@pytest.mark.parametrize(
+    ("deltas", "first_output"),
+    [
+        ([{"content": "a"}], 10),
+        ([{"reasoning": "a"}], None),
+        ([{"reasoning": "a"}, {"reasoning": "b", "content": "c"}], 20),
+        ([{"reasoning": "a"}, {"tool_calls": [{"function": {"arguments": "{"}}]}], 20),
+        ([{"reasoning_content": "a"}, {"refusal": "no"}], 20),
+        ([{"content": ""}, {"function_call": {"name": "f"}}], 20),
+        ([{"content": [{"thinking": [{"text": "a"}]}]}, {"content": [{"text": "b"}]}], 20),
+        ([{"reasoning": "a"}, {"tool_calls": [{"custom": {"input": "b"}}]}], 20),
+    ],
+)
+def test_what_is_output(deltas: list[dict[str, Any]], first_output: int | None) -> None:
+    assert read(*map(chat, deltas)).first_output_ns == first_output
+
+
+def test_ids_without_text_are_on_the_channel_of_the_text_before_them() -> None:
+    def ids(delta: dict[str, Any], *ids: int) -> bytes:
+        return sse({"choices": [{"index": 0, "delta": delta, "token_ids": ids}]})
+
+    answer = read(ids({"reasoning": "a"}, 1), ids({}, 2), ids({"content": "b"}, 3))
+    assert chunks(answer) == [(10, 1), (20, 1), (30, 1)]
+    assert answer.first_output_ns == 30
+    assert read(ids({}, 1), ids({"content": "b"}, 2)).first_output_ns == 10
+
+
+def test_chunks_of_one_read_are_counted_as_coalesced() -> None:
+    a, role = completion("a", [1]), chat({"role": "assistant"})
+    answer = Answer(stream=True, keep_text=False)
+    answer.begin(0, 200, "text/event-stream")
+    answer.feed(10, role + a + a)  # the role chunk is nobody's gap
+    answer.feed(20, a[:7])
+    answer.feed(30, a[7:])
+    answer.feed(40, a)
+    answer.feed(40, a + a)  # two pieces of one read
+    assert chunks(answer) == [(10, 1), (10, 1), (30, 1), (40, 1), (40, 1), (40, 1)]
+    assert (answer.reads, answer.coalesced) == (4, 3)
 
 
 def test_ids_count_also_while_their_text_is_held_back() -> None:
@@ -130,100 +184,79 @@ def test_a_body_in_one_piece_is_one_chunk_of_all_its_tokens() -> None:
     assert chunks(read(json.dumps(with_ids).encode(), stream=False, kind="application/json")) == [(10, 3)]
 
 
-A = completion("a", [1])
+def state(answer: Answer) -> dict[str, Any]:
+    """All that an answer has understood, without when and in how many reads it came."""
+    names = ("verdict", "chunk_tokens", "tokens", "ids", "usage_output", "usage_prompt", "usage_reasoning")
+    more = ("finish_reason", "done", "text", "counted_by_ids", "ended")
+    values = {name: getattr(answer, name) for name in names + more}
+    return values | {"event": answer.first_event_ns is None, "output": answer.first_output_ns is None}
 
 
-@pytest.mark.parametrize(
-    ("pieces", "wanted"),
-    [
-        ([A, completion(finish="stop"), DONE], ("completed", None)),
-        ([A, completion(finish="stop")], ("completed", None)),
-        ([A, DONE], ("completed", None)),
-        ([A], ("failed", "ended_early")),
-        ([], ("failed", "ended_early")),
-        ([A, b'data: {"choi'], ("failed", "ended_early")),
-        ([A, b'data: {"choi\n\n'], ("failed", "malformed")),
-        ([A, b"data: 7\n\n"], ("failed", "malformed")),
-        ([sse({"choices": "text"})], ("failed", "malformed")),
-        ([sse({"choices": [None]})], ("failed", "malformed")),
-        ([A, sse({"error": {"message": "boom"}}), DONE], ("failed", "error_event")),
-        ([A, sse({"error": "boom"}), DONE], ("failed", "error_event")),
-        ([A, sse({"message": "boom"}, event="error"), DONE], ("failed", "error_event")),
-        ([A, completion(finish="error"), DONE], ("failed", "finish_error")),
-        ([A, completion(finish="abort"), DONE], ("failed", "finish_abort")),
-        ([completion(finish="queue_timeout"), DONE], ("rejected", "queue_timeout")),
-        ([sse({"error": {"message": "late", "code": "queue_timeout"}})], ("rejected", "queue_timeout")),
-        ([b": ping\n\n", b"data:\n\n", A, completion(finish="stop")], ("completed", None)),
-        ([A, completion(finish="stop"), DONE, b"data: junk\n\n"], ("completed", None)),
-    ],
-)
-def test_how_a_stream_ends(pieces: list[bytes], wanted: tuple[str, str | None]) -> None:
-    assert outcome(read(*pieces)) == wanted
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "wanted"),
-    [
-        (400, {"error": {"message": "prompt too long"}}, ("failed", "http_400")),
-        (404, {"error": {"message": "no such model"}}, ("failed", "http_404")),
-        (400, {"error": {"message": "too large", "code": "never_fits"}}, ("failed", "never_fits")),
-        (500, {}, ("failed", "http_500")),
-        (302, {}, ("failed", "http_302")),
-        (429, {"error": {"code": "queue_full"}}, ("rejected", "queue_full")),
-        (503, {"error": {"code": "queue_timeout"}}, ("rejected", "queue_timeout")),
-        (503, {"error": {"code": 503}}, ("rejected", "http_503")),
-        (429, [1], ("rejected", "http_429")),
-    ],
-)
-def test_status_decides(status: int, body: Any, wanted: tuple[str, str]) -> None:
-    answer = read(json.dumps(body).encode(), status=status, kind="application/json")
-    assert outcome(answer) == wanted
-    assert answer.verdict is not None
-    assert answer.verdict.error is not None
-    message = body["error"].get("message") if isinstance(body, dict) and body else None
-    assert answer.verdict.error == (message or json.dumps(body))
-
-
-def test_the_error_keeps_the_first_300_characters() -> None:
-    answer = read(b"no " * 500, status=400, kind="text/html")
-    assert answer.verdict is not None
-    assert answer.verdict.error == ("no " * 100)[:300]
-
-
-WORDS = (
-    *("choices", "text", "delta", "message", "content", "token_ids", "usage", "completion_tokens"),
-    *("error", "finish_reason", "tool_calls", "function", "arguments", "code"),
-)
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),
-    lambda v: (
-        st.lists(v, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(WORDS),
-            v,
-            max_size=4,
-        )
+USUAL = (
+    *(completion("a"), completion("b", [7]), completion("", [8, 9]), completion(), completion(finish="stop")),
+    *(chat({"role": "assistant", "content": ""}), chat({"content": "c"}), chat({"reasoning": "r"})),
+    *(chat({"role": "assistant", "content": "d"}), chat({"content": "e", "reasoning": "f"}), chat({})),
+    *(chat({"tool_calls": [{"function": {"arguments": "{"}}]}), usage(5), DONE, b": ping\n\n", b"data:\n\n"),
+    *(
+        b"data: {bad\n\n",
+        sse({"error": "x"}),
+        sse({"error": None, "choices": []}),
+        b"event: error\ndata: {}\n\n",
     ),
-    max_leaves=12,
+    *(b"data: 7\n\n", b"\n", b"data: [1]\ndata: 2\n\n", b"data:  [DONE] \n\n", b"id: 1\ndata: {}\n\n"),
+    *(sse({"choices": [{"text": "t", "delta": {"content": "u"}}]}), sse({"choices": [{"text": 1}]})),
+    *(sse({"choices": [{"delta": {"content": "v"}}, {"delta": {"reasoning": "w"}}]}), sse({"choices": [3]})),
+    *(
+        sse({"choices": [{"index": 1, "text": "x"}]}),
+        chat({"content": [{"text": "y"}]}),
+        sse({"error": False}),
+    ),
+    *(b'data: {"choices": [{"text": "\xff", "logprobs": NaN}]}\n\n', b"event: ping\ndata: alive\n\n"),
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
-    st.lists(json_values | st.binary(max_size=10), max_size=5),
+    st.lists(st.sampled_from(USUAL), max_size=7),
     st.booleans(),
-    st.sampled_from([200, 400, 503]),
+    st.lists(st.integers(0, 400), max_size=4),
 )
-def test_whatever_comes_there_is_a_verdict_and_chunks_of_at_least_one_token(
-    values: list[Any], stream: bool, status: int
+def test_the_short_way_understands_what_the_long_way_does(
+    events: list[bytes], crlf: bool, cuts: list[int]
 ) -> None:
-    pieces = [b"data: " + v + b"\n\n" if isinstance(v, bytes) else sse(v) for v in values]
-    kind = "text/event-stream" if stream else "application/json"
-    answer = read(*(pieces if stream else [p[6:] for p in pieces]), stream=stream, status=status, kind=kind)
-    assert answer.verdict is not None
-    assert len(answer.chunk_ns) == len(answer.chunk_tokens)
-    assert all(n >= 1 for n in answer.chunk_tokens)
-    assert sum(answer.chunk_tokens) == answer.tokens
+    """Whole, event by event, cut anywhere and byte by byte, with either line end; and with the short cuts of
+    parser and chunk taken out."""
+    stream = b"".join(events).replace(b"\n", b"\r\n" if crlf else b"\n")
+    borders = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    ways = [
+        [stream],
+        [event.replace(b"\n", b"\r\n" if crlf else b"\n") for event in events],
+        [stream[a:b] for a, b in pairwise(borders)],
+        [bytes([byte]) for byte in stream],
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SSEParser, "whole", lambda self, piece: None)
+        patch.setattr(answer_module, "_is_content", lambda delta: False)
+        long_way = state(read(stream))
+    for pieces in ways:
+        assert state(read(*pieces)) == long_way
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["content", "reasoning", "reasoning_content", "refusal", "role"]),
+        st.sampled_from(["", "x", "yz", None, 3]),
+    ),
+    st.sampled_from(["absent", None, "", "t"]),
+)
+def test_all_texts_of_a_choice_are_kept(delta: dict[str, Any], text: str | None) -> None:
+    choice = {"delta": delta} | ({} if text == "absent" else {"text": text})
+    answer = read(sse({"choices": [choice]}))
+    values = [v for k, v in delta.items() if k != "role"] + [text if text != "absent" else None]
+    texts = [v for v in values if isinstance(v, str)]
+    assert sorted(answer.text or "") == sorted("".join(texts))
+    assert answer.tokens == any(texts)
 
 
 @pytest.mark.parametrize("claimed", [2**63, 2**64 - 1, 10**30, -1, 1.5, "7", True])

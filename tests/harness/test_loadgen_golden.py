@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.loadgen import Target
 from harness.tokenizer import ByteTokenizer
-from tests.support.load import drive, every, request
+from tests.support.load import Driven, drive, every, request
 from tests.support.script_server import (
     DONE,
     Script,
@@ -34,13 +35,24 @@ GAP_S = 0.15
 """Between sends, where a stamp must fall before the next one: longer than a machine holds a process up."""
 
 
-def run(script: Script, folder: Path, requests=None, **kwargs):
-    async def go():
-        async with ScriptServer(script) as server:
-            kwargs_ = {k: v(server.base_url) if callable(v) else v for k, v in kwargs.items()}
-            return await drive(server.base_url, requests or [request()], folder, **kwargs_), server.seen
+Run = Callable[..., tuple[Driven, list[Seen]]]
 
-    return asyncio.run(go())
+
+@pytest.fixture
+def run(backend: str) -> Run:
+    """A load against a script, by each backend."""
+
+    def run(script, folder: Path, requests=None, *, target=None, **kwargs):
+        async def go():
+            async with ScriptServer(script) as server:
+                url = server.base_url
+                kwargs["target"] = target(url) if target else None
+                driven = await drive(url, requests or [request()], folder, backend=backend, **kwargs)
+                return driven, server.seen
+
+        return asyncio.run(go())
+
+    return run
 
 
 def assert_follows(driven, seen: Seen) -> None:
@@ -53,7 +65,7 @@ def assert_follows(driven, seen: Seen) -> None:
     assert all(client < later for client, later in zip(stamps, sends[1:], strict=False))
 
 
-def test_role_and_empty_chunks_do_not_make_ttft(tmp_path: Path) -> None:
+def test_role_and_empty_chunks_do_not_make_ttft(run: Run, tmp_path: Path) -> None:
     """vllm-project/vllm#15106: role chunk at once, empty text, then the first text."""
     script = Script(
         [
@@ -79,7 +91,7 @@ def test_role_and_empty_chunks_do_not_make_ttft(tmp_path: Path) -> None:
     assert (record.output_tokens, record.token_source, record.outcome) == (2, "usage", "completed")
 
 
-def test_bundled_tokens_keep_their_times_and_counts(tmp_path: Path) -> None:
+def test_bundled_tokens_keep_their_times_and_counts(run: Run, tmp_path: Path) -> None:
     """vllm-project/vllm#27485: 5 chunks of 20 tokens: TPOT divides by the tokens after the first chunk."""
     script = Script([*(tokens(20, GAP_S) for _ in range(5)), *ending(100)])
     driven, (seen,) = run(script, tmp_path)
@@ -91,7 +103,7 @@ def test_bundled_tokens_keep_their_times_and_counts(tmp_path: Path) -> None:
     assert span / 80 == pytest.approx(true_span / 80, rel=0.2)
 
 
-def test_first_token_is_no_gap_and_the_tail_is_no_token(tmp_path: Path) -> None:
+def test_first_token_is_no_gap_and_the_tail_is_no_token(run: Run, tmp_path: Path) -> None:
     """vllm-project/vllm#7242, sgl-project/genai-bench#44: a long TTFT, short gaps, then a late usage chunk
     and a later [DONE]."""
     script = Script(
@@ -115,7 +127,7 @@ def test_first_token_is_no_gap_and_the_tail_is_no_token(tmp_path: Path) -> None:
     assert driven.t0_ns + record.end_ns >= done > usage_sent
 
 
-def test_reasoning_is_tokens(tmp_path: Path) -> None:
+def test_reasoning_is_tokens(run: Run, tmp_path: Path) -> None:
     """kubernetes-sigs/inference-perf#559: 200 reasoning deltas, then text."""
     script = Script(
         [
@@ -134,7 +146,7 @@ def test_reasoning_is_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", [1, 2, 3, 7])
-def test_network_borders_change_nothing(tmp_path: Path, split: int) -> None:
+def test_network_borders_change_nothing(run: Run, tmp_path: Path, split: int) -> None:
     steps = [tokens(2, text="grüße"), tokens(1, text="🙂"), *ending(3)]
     driven, _ = run(Script(steps, split=split), tmp_path, keep_text=True)
     record = driven.only
@@ -142,6 +154,7 @@ def test_network_borders_change_nothing(tmp_path: Path, split: int) -> None:
 
 
 def test_send_is_stamped_before_the_server_has_the_request_and_headers_with_the_first_token(
+    run: Run,
     tmp_path: Path,
 ) -> None:
     script = Script([tokens(1), *ending(1)], head_after_s=GAP_S)
@@ -156,7 +169,7 @@ def test_send_is_stamped_before_the_server_has_the_request_and_headers_with_the_
     assert record.planned_prompt_tokens == 3000
 
 
-def test_not_streamed_is_one_chunk(tmp_path: Path) -> None:
+def test_not_streamed_is_one_chunk(run: Run, tmp_path: Path) -> None:
     body = {
         "choices": [{"index": 0, "text": "abcd", "token_ids": [1, 2, 3, 4], "finish_reason": "length"}],
         "usage": {"completion_tokens": 4, "prompt_tokens": 3},
@@ -169,7 +182,7 @@ def test_not_streamed_is_one_chunk(tmp_path: Path) -> None:
     assert (driven.only.output_tokens, driven.only.outcome) == (4, "completed")
 
 
-def test_counts_come_from_usage_then_ids_then_the_whole_text(tmp_path: Path) -> None:
+def test_counts_come_from_usage_then_ids_then_the_whole_text(run: Run, tmp_path: Path) -> None:
     """kubernetes-sigs/inference-perf#364, and a server whose usage disagrees with its own ids."""
 
     def script(body, number):
@@ -182,14 +195,13 @@ def test_counts_come_from_usage_then_ids_then_the_whole_text(tmp_path: Path) -> 
             ),
         ][number]
 
-    async def go():
-        async with ScriptServer(script) as server:
-            target = Target(server.base_url, "m", dialect="openai", tokenizer=ByteTokenizer())
-            return await drive(server.base_url, every(0.05, 4), tmp_path, target=target)
+    def target(url: str) -> Target:
+        return Target(url, "m", dialect="openai", tokenizer=ByteTokenizer())
 
+    driven, _ = run(script, tmp_path, every(0.05, 4), target=target)
     counted = [
         (r.output_tokens, r.token_source, r.token_mismatch, r.chunk_tokens)
-        for r in asyncio.run(go()).records.values()
+        for _, r in sorted(driven.records.items())
     ]
     assert counted == [
         (3, "usage", False, (3,)),
@@ -199,7 +211,7 @@ def test_counts_come_from_usage_then_ids_then_the_whole_text(tmp_path: Path) -> 
     ]
 
 
-def test_what_our_servers_are_sent(tmp_path: Path) -> None:
+def test_what_our_servers_are_sent(run: Run, tmp_path: Path) -> None:
     changes = {"tenant": "t", "request_class": "c", "priority": 2, "deadline_ms": 9.5}
     _, (seen,) = run(answer(4), tmp_path, [request(stop_after=4, **changes)])
     assert seen.path == "/v1/completions"
@@ -233,7 +245,7 @@ def test_what_our_servers_are_sent(tmp_path: Path) -> None:
         ("chat", True, "/v1/chat/completions", "messages", [{"role": "user", "content": "\x00\x01\x02"}]),
     ],
 )
-def test_what_other_servers_are_sent(tmp_path: Path, api, send_ids, path, field, prompt) -> None:
+def test_what_other_servers_are_sent(run: Run, tmp_path: Path, api, send_ids, path, field, prompt) -> None:
     def target(url: str) -> Target:
         key, tokenizer = "s3cret", ByteTokenizer()
         return Target(url + "/v1/", "m", api, "openai", api_key=key, send_ids=send_ids, tokenizer=tokenizer)
@@ -258,7 +270,7 @@ def test_the_key_never_shows() -> None:
     assert "s3cret" not in repr(Target("http://x", "m", api_key="s3cret"))
 
 
-def test_connections_are_reused(tmp_path: Path) -> None:
+def test_connections_are_reused(run: Run, tmp_path: Path) -> None:
     """Every answer is read to the end of its body, so its connection serves the next request."""
     driven, seen = run(answer(3), tmp_path, every(0.0, 6), kind="closed", concurrency=1)
     assert driven.result.counts["completed"] == len(seen) == 6

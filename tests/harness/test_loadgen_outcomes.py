@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.loadgen import LoadResult, LoadSettings, Target, run_load
+from harness.loadgen import LoadResult, LoadSettings, Stop, Target, run_load
+from harness.loadgen.transport import AiohttpTransport
 from harness.records import RequestLog, RequestRecord, read_request_file
 from tests.support.load import CountingPrompts, Driven, drive, every, request
 from tests.support.script_server import (
@@ -29,20 +32,29 @@ from tests.support.script_server import (
     sse,
     tokens,
 )
-from workloads.schedule import Schedule
 
 LONG_S = 30.0
 """Longer than any test: whatever waits for it has to be hung up on."""
 
 
-def run(script: Any, folder: Path, requests: Any = None, **kwargs: Any) -> tuple[Driven, list[Seen]]:
-    async def go() -> tuple[Driven, list[Seen]]:
-        async with ScriptServer(script) as server:
-            driven = await drive(server.base_url, requests or [request()], folder, **kwargs)
-            await settled(server)
-            return driven, server.seen
+Run = Callable[..., tuple[Driven, list[Seen]]]
 
-    return asyncio.run(go())
+
+@pytest.fixture
+def run(backend: str) -> Run:
+    """A load against a script, by each backend."""
+
+    def run(script: Any, folder: Path, requests: Any = None, **kwargs: Any) -> tuple[Driven, list[Seen]]:
+        async def go() -> tuple[Driven, list[Seen]]:
+            async with ScriptServer(script) as server:
+                plan = requests or [request()]
+                driven = await drive(server.base_url, plan, folder, backend=backend, **kwargs)
+                await settled(server)
+                return driven, server.seen
+
+        return asyncio.run(go())
+
+    return run
 
 
 async def settled(server: ScriptServer) -> None:
@@ -73,7 +85,9 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("script", "wanted"), ENDS)
-def test_outcome(tmp_path: Path, script: Script, wanted: tuple[str, str | None, int | None]) -> None:
+def test_outcome(
+    run: Run, tmp_path: Path, script: Script, wanted: tuple[str, str | None, int | None]
+) -> None:
     record = run(script, tmp_path)[0].only
     if wanted[2] is None:  # whether the head was still read before the reset is the kernel's choice
         assert (record.outcome, record.reason) == wanted[:2]
@@ -82,7 +96,7 @@ def test_outcome(tmp_path: Path, script: Script, wanted: tuple[str, str | None, 
     assert (record.error is None) == (record.outcome == "completed" or record.reason == "queue_timeout")
 
 
-def test_a_refusal_shows_what_the_server_said(tmp_path: Path) -> None:
+def test_a_refusal_shows_what_the_server_said(run: Run, tmp_path: Path) -> None:
     record = run(refusal(400, "max_tokens=7 is too much"), tmp_path)[0].only
     assert record.error is not None
     assert "max_tokens=7 is too much" in record.error
@@ -90,11 +104,11 @@ def test_a_refusal_shows_what_the_server_said(tmp_path: Path) -> None:
     assert record.chunk_ns == ()
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_nobody_answers(backend: str, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    driven = asyncio.run(drive(f"http://127.0.0.1:{port}", every(0.01, 3), tmp_path))
+    driven = asyncio.run(drive(f"http://127.0.0.1:{port}", every(0.01, 3), tmp_path, backend=backend))
     assert {(r.outcome, r.reason) for r in driven.records.values()} == {("failed", "connect")}
     assert driven.result.sent == 0
 
@@ -111,7 +125,9 @@ HANG_UPS = [
 
 
 @pytest.mark.parametrize(("script", "kind", "value", "chunks"), HANG_UPS)
-def test_a_user_hangs_up(tmp_path: Path, script: Script, kind: str, value: float, chunks: int) -> None:
+def test_a_user_hangs_up(
+    run: Run, tmp_path: Path, script: Script, kind: str, value: float, chunks: int
+) -> None:
     # A second answer keeps the load and its connections alive long after the hang-up.
     other = answer(1, first_s=0.6)
     driven, all_seen = run(
@@ -133,20 +149,22 @@ def test_a_user_hangs_up(tmp_path: Path, script: Script, kind: str, value: float
     assert record.output_tokens == (sum(record.chunk_tokens) or None)
 
 
-def test_a_token_in_time_keeps_the_user(tmp_path: Path) -> None:
+def test_a_token_in_time_keeps_the_user(run: Run, tmp_path: Path) -> None:
     script = Script([tokens(1), tokens(1, 0.3), *ending(2)])
     driven, _ = run(script, tmp_path, [request(cancel_kind="before_first_token", cancel_value=0.15)])
     assert driven.only.outcome == "completed"
 
 
 @pytest.mark.parametrize("last", [plain(completion(finish="length")), plain(DONE)])
-def test_a_whole_answer_is_completed_though_its_formalities_never_come(tmp_path: Path, last: Step) -> None:
+def test_a_whole_answer_is_completed_though_its_formalities_never_come(
+    run: Run, tmp_path: Path, last: Step
+) -> None:
     driven, (seen,) = run(Script([tokens(2), last, Step("hang")]), tmp_path, [request(timeout_s=0.2)])
     assert (driven.only.outcome, driven.only.chunk_tokens) == ("completed", (2,))
     assert seen.closed_ns is not None
 
 
-def test_an_answer_that_ends_first_is_completed(tmp_path: Path) -> None:
+def test_an_answer_that_ends_first_is_completed(run: Run, tmp_path: Path) -> None:
     requests = [
         request(0, cancel_kind="after_tokens", cancel_value=4),
         request(1, cancel_kind="after_s", cancel_value=LONG_S),
@@ -158,7 +176,7 @@ def test_an_answer_that_ends_first_is_completed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", [SLOW, STALLS, Script([], head_after_s=LONG_S)])
-def test_patience_ends(tmp_path: Path, script: Script) -> None:
+def test_patience_ends(run: Run, tmp_path: Path, script: Script) -> None:
     """The request's own patience stands before load.timeout_s."""
     requests = [request(0, timeout_s=0.1), request(1)]
     driven, seen = run(script, tmp_path, requests, timeout_s=0.4)
@@ -170,24 +188,25 @@ def test_patience_ends(tmp_path: Path, script: Script) -> None:
     assert first.end_ns < second.end_ns
 
 
-def test_stop_cuts_off_what_is_open_and_what_has_not_left(tmp_path: Path) -> None:
+def test_stop_cuts_off_what_is_open_and_what_has_not_left(backend: str, tmp_path: Path) -> None:
     async def go() -> tuple[Driven, list[Seen], float]:
-        stop = asyncio.Event()
-
-        def on_event(what: str, record: RequestRecord | None) -> None:
-            if what == "ended":
-                asyncio.get_running_loop().call_later(0.05, stopped)
+        stop, at = Stop(), 0.0
 
         def stopped() -> None:
             nonlocal at
-            at = at or time.monotonic()
-            stop.set()
+            at = time.monotonic()
+            stop.set("interrupted")
 
-        at = 0.0
+        def on_event(what: str, record: RequestRecord | None) -> None:
+            if what == "ended" and record is not None and record.outcome == "completed":
+                threading.Timer(0.05, stopped).start()
+
         scripts = [answer(2), STALLS, SLOW]
         async with ScriptServer(lambda body, number: scripts[number]) as server:
             requests = [*every(0.0, 3), request(3, LONG_S)]
-            driven = await drive(server.base_url, requests, tmp_path, stop=stop, on_event=on_event)
+            driven = await drive(
+                server.base_url, requests, tmp_path, stop=stop, on_event=on_event, backend=backend
+            )
             took = time.monotonic() - at
             await settled(server)
             return driven, server.seen, took
@@ -209,7 +228,7 @@ def test_stop_cuts_off_what_is_open_and_what_has_not_left(tmp_path: Path) -> Non
     assert took < 2
 
 
-def test_a_dead_server_ends_the_load(tmp_path: Path) -> None:
+def test_a_dead_server_ends_the_load(backend: str, tmp_path: Path) -> None:
     """the hang of vllm-project/guidellm#431: the server dies mid-run with answers open and most of the
     schedule ahead."""
 
@@ -224,7 +243,8 @@ def test_a_dead_server_ends_the_load(tmp_path: Path) -> None:
                 died = time.monotonic()
 
             killer = asyncio.create_task(kill())
-            driven = await drive(server.base_url, [*every(0.05, 100), request(100, LONG_S)], tmp_path)
+            requests = [*every(0.05, 100), request(100, LONG_S)]
+            driven = await drive(server.base_url, requests, tmp_path, backend=backend)
             await killer
             return driven, time.monotonic() - died
 
@@ -238,14 +258,14 @@ def test_a_dead_server_ends_the_load(tmp_path: Path) -> None:
     assert driven.result.scheduled == 101
 
 
-def test_a_server_that_refuses_for_a_moment_does_not_end_the_load(tmp_path: Path) -> None:
+def test_a_server_that_refuses_for_a_moment_does_not_end_the_load(run: Run, tmp_path: Path) -> None:
     scripts = {0: Script([tokens(1), Step("reset", 0.01)])}
     driven, _ = run(lambda body, n: scripts.get(n, answer(2)), tmp_path, every(0.05, 10))
     assert driven.result.incomplete_reason is None
     assert driven.result.counts["completed"] == 9
 
 
-def test_a_full_disk_ends_the_load_and_keeps_what_is_written(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_load_and_keeps_what_is_written(backend: str, tmp_path: Path) -> None:
     class Full(RequestLog):
         def append(self, record: RequestRecord) -> None:
             if self.records == 3:
@@ -256,14 +276,15 @@ def test_a_full_disk_ends_the_load_and_keeps_what_is_written(tmp_path: Path) -> 
     async def go() -> LoadResult:
         async with ScriptServer(answer(2)) as server:
             t0_ns = time.monotonic_ns()
-            return await run_load(
-                Schedule((*every(0.02, 6), request(6, LONG_S)), name="test", seed=0),
+            return await asyncio.to_thread(
+                run_load,
+                [*every(0.02, 6), request(6, LONG_S)],
                 CountingPrompts(),
                 Target(server.base_url, "m"),
-                LoadSettings(run_id="test"),
+                LoadSettings(run_id="test", backend=backend),
                 Full(tmp_path / "requests.jsonl", run="test", t0_ns=t0_ns),
                 t0_ns=t0_ns,
-                stop=asyncio.Event(),
+                stop=Stop(),
             )
 
     result = asyncio.run(go())
@@ -276,14 +297,14 @@ def test_a_full_disk_ends_the_load_and_keeps_what_is_written(tmp_path: Path) -> 
     assert not file.closed
 
 
-def test_a_request_that_this_client_cannot_send_is_a_record_too(tmp_path: Path) -> None:
-    class Broken:
-        async def post(self, path: str, body: bytes, sink: Any) -> None:
-            raise ZeroDivisionError("a bug")
+def test_a_request_that_this_client_cannot_send_is_a_record_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def broken(self: AiohttpTransport, path: str, body: bytes, sink: Any) -> None:
+        raise ZeroDivisionError("a bug")
 
-        async def close(self) -> None: ...
-
-    driven = asyncio.run(drive("http://127.0.0.1:1", [request()], tmp_path, transport=Broken()))
+    monkeypatch.setattr(AiohttpTransport, "post", broken)
+    driven = asyncio.run(drive("http://127.0.0.1:1", [request()], tmp_path, backend="aiohttp"))
     assert (driven.only.outcome, driven.only.reason) == ("failed", "client_error")
     assert driven.only.error == "ZeroDivisionError: a bug"
 
@@ -324,22 +345,44 @@ patience = st.sampled_from(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(st.tuples(scripts, patience, st.sampled_from([0.0, 0.005, 0.03])), min_size=1, max_size=6),
-    st.sampled_from([("open", None), ("open", 1), ("closed", 2)]),
+    st.lists(
+        st.tuples(scripts, patience, st.sampled_from([0.0, 0.005, 0.03]), st.sampled_from([None, None, "a"])),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from(
+        [
+            {"kind": "open"},
+            {"kind": "open", "concurrency": 1},
+            {"kind": "open", "concurrency": 1, "max_wait_s": 0.02},
+            {"kind": "closed", "concurrency": 2, "ramp_s": 0.01},
+        ]
+    ),
     st.sampled_from([None, 0.0, 0.02]),
+    st.sampled_from([0, 0, 2]),
 )
 def test_every_request_is_accounted_for(
-    tmp_path: Path, plan: list[Any], mode: tuple[str, int | None], stop_after_s: float | None
+    backend: str,
+    tmp_path: Path,
+    plan: list[Any],
+    mode: dict[str, Any],
+    stop_after_s: float | None,
+    retries: int,
 ) -> None:
     """Whatever a server does and a user wants: one record each, outcomes that add up (checked by drive)."""
-    requests = [request(i, round(sum(p[2] for p in plan[: i + 1]), 4), **p[1]) for i, p in enumerate(plan)]
+    requests, turn = [], 0
+    for index, (_, wishes, _, session) in enumerate(plan):
+        follows = {"session": session, "turn": turn, "think_s": 0.003 if turn else None} if session else {}
+        turn += session is not None
+        at = round(sum(p[2] for p in plan[: index + 1]), 4)
+        requests.append(request(index, at, **wishes, **follows))
 
     async def go() -> Driven:
-        stop = asyncio.Event()
+        stop = Stop()
         if stop_after_s is not None:
-            asyncio.get_running_loop().call_later(stop_after_s, stop.set)
+            threading.Timer(stop_after_s, stop.set, ["interrupted"]).start()
 
         def script(body: dict[str, Any], number: int) -> Script:
             return plan[int(body["batchmark"]["id"][1:])][0]
@@ -351,8 +394,10 @@ def test_every_request_is_accounted_for(
                 tmp_path,
                 stop=stop,
                 timeout_s=0.1,
-                kind=mode[0],
-                concurrency=mode[1],
+                backend=backend,
+                retries=retries,
+                retry_backoff_s=0.01,
+                **mode,
             )
 
     driven = asyncio.run(go())
@@ -360,4 +405,6 @@ def test_every_request_is_accounted_for(
     assert set(driven.records) == {r.id for r in requests}
     assert (driven.result.incomplete_reason is not None) == (driven.result.incomplete_reason == "interrupted")
     if driven.result.incomplete_reason is None:
-        assert not driven.result.counts["cut_off"]
+        cut_off = {r.reason for r in driven.records.values() if r.outcome == "cut_off"}
+        assert cut_off <= {"shed", "session_ended"}
+    assert bool(retries) or not driven.retries

@@ -5,7 +5,10 @@ import json
 import pytest
 
 from engines.step_log import Ending
-from harness.metrics.ending import NO_ENDING, kv_live_end, leak, read_ending
+from harness.metrics import build_summary
+from harness.metrics.ending import NO_ENDING, kv_live_end, read_ending
+from harness.validity import leak
+from tests.support.run_factory import steady_requests, write_run
 
 CLEAN = {
     "at_ns": 5, "aborted": 2, "running": 0, "waiting": 0, "kv_live": 0, "kv_cached": 3, "kv_free": 7,
@@ -47,3 +50,25 @@ def test_no_word_is_null_with_a_reason_and_no_leak(tmp_path, text):
     assert kv_live_end(ending) == (None, NO_ENDING)
     if "kv_live" not in ending:
         assert leak(ending) is None
+
+
+def run_with(folder, ending, **meta):
+    run_dir = write_run(folder / "run", steady_requests(30, tokens=2), **meta)
+    if ending is not None:
+        (run_dir / "engine_end.json").write_text(json.dumps(ending))
+    return build_summary(run_dir)
+
+
+def test_a_complete_run_that_leaked_is_invalid(tmp_path):
+    good = run_with(tmp_path / "a", CLEAN)
+    assert (good["valid"], good["steps"]["kv_live_end"]) == (True, 0)
+    leaked = run_with(tmp_path / "b", {**CLEAN, "kv_live": 3})
+    assert (leaked["valid"], leaked["steps"]["kv_live_end"]) == (False, 3)
+    assert leaked["invalid_reasons"] == [
+        "kv leak: at the engine's end kv_live 3, running 0, waiting 0; integrity: ok"
+    ]
+    silent = run_with(tmp_path / "c", None)
+    assert (silent["valid"], silent["steps"]["kv_live_end"]) == (True, None)
+    assert silent["null_reasons"]["steps.kv_live_end"] == NO_ENDING
+    cut = run_with(tmp_path / "d", {**CLEAN, "kv_live": 3}, complete=False, incomplete_reason="interrupted")
+    assert not any("kv leak" in reason for reason in cut["invalid_reasons"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,8 @@ import pytest
 
 from harness.metrics.arrivals import index_of_dispersion
 from harness.metrics.run import load_run
-from harness.metrics.summary import build_summary, summarize
-from harness.metrics.throughput import in_flight, output_series, steady_window
-from harness.metrics.validity import clock_step_ns
+from harness.metrics.summary import build_summary
+from harness.metrics.throughput import output_series
 from tests.support.run_factory import (
     SECOND,
     T0_NS,
@@ -128,11 +126,9 @@ def test_tokens_count_where_they_were_stamped(tmp_path: Path) -> None:
         request(2, outcome="cut_off", reason="not_sent", intended=9.0, send_ns=None, end_ns=None),
     ]
     summary = build_summary(write_run(tmp_path, rows))
-    assert summary["window"] == {
-        "start_s": 0.0,
-        "end_s": 4.0,
-        "rule": "first intended arrival to last answer's end",
-    }
+    window = summary["window"]
+    assert (window["start_s"], window["end_s"]) == (0.0, 4.0)
+    assert (window["requests"], window["completed"], window["output_tokens"]) == (2, 1, 40)
     rate = summary["throughput"]
     assert rate["output_tokens_per_s"] == pytest.approx(10)
     assert rate["total_tokens_per_s"] == pytest.approx(60)
@@ -157,43 +153,6 @@ def test_whole_bodies_count_towards_throughput(tmp_path: Path) -> None:
     summary = build_summary(write_run(tmp_path, rows))
     assert summary["throughput"]["output_tokens_per_s"] == pytest.approx(20)
     assert summary["latency_ms"]["e2e"]["from_intended"]["p50"] == pytest.approx(2000)
-
-
-def test_the_steady_window_leaves_ramp_and_drain_out(tmp_path: Path) -> None:
-    """10 s of ramp at 1 request/s, then 20 s at 10/s: the plateau's rate, not the run's."""
-    slow = [request(i, [(i + 0.5, 5), (i + 1.0, 5)], intended=float(i)) for i in range(10)]
-    fast = [
-        request(10 + i, [(10 + i * 0.1 + 0.5, 5), (10 + i * 0.1 + 1.0, 5)], intended=10 + i * 0.1)
-        for i in range(200)
-    ]
-    summary = build_summary(write_run(tmp_path, [*slow, *fast]))
-    steady = summary["steady"]
-    assert steady["window"]["start_s"] == pytest.approx(10.4, abs=0.2)
-    assert steady["window"]["end_s"] == pytest.approx(30.4, abs=0.3)
-    assert steady["throughput"]["output_tokens_per_s"] == pytest.approx(100, rel=0.03)
-    assert summary["throughput"]["output_tokens_per_s"] == pytest.approx(2100 / 30.9, rel=0.01)
-
-
-def test_no_steady_window_says_why(tmp_path: Path) -> None:
-    burst = [request(i, [(0.5, 1), (1.0, 1)]) for i in range(10)]
-    alone = [request(10 + i, [(20.0 + i, 1), (20.5 + i, 1)], intended=19.5 + i) for i in range(10)]
-    summary = build_summary(write_run(tmp_path, [*burst, *alone]))
-    assert summary["steady"]["latency_ms"] is None
-    assert summary["steady"]["window"]["start_s"] is None
-    assert "20%" in summary["null_reasons"]["steady.window"]
-
-
-def test_in_flight_is_half_open() -> None:
-    """One request ends when the next is sent: never two at once."""
-    from harness.metrics.latency import per_request
-    from harness.metrics.run import request_frame
-
-    frame = per_request(request_frame([request(i, [(i + 1.0, 1)], intended=float(i)) for i in range(3)]))
-    times, level = in_flight(frame)
-    assert level.tolist() == [1, 1, 1, 0]
-    assert times.tolist() == [0, 1, 2, 3]
-    window = {"start_s": 0.0, "end_s": 3.0}
-    assert steady_window(frame, window)["end_s"] == pytest.approx(3.0)
 
 
 def test_output_over_time(tmp_path: Path) -> None:
@@ -240,7 +199,7 @@ def test_machine(tmp_path: Path) -> None:
             "gpu_power_w": 100,
             **empty,
         }
-        for t, cpu, mem in ((-1.0, 900.0, 99.0), (0.5, 80.0, 2.0), (1.5, 120.0, 3.0), (9.0, 900.0, 99.0))
+        for t, cpu, mem in ((-1.0, 900.0, 99.0), (1.0, 80.0, 2.0), (2.0, 120.0, 3.0), (9.0, 900.0, 99.0))
     ]
     found = build_summary(write_run(tmp_path, rows, telemetry=telemetry, device="cuda"))["utilization"]
     assert found["cpu_pct"] == pytest.approx(100)
@@ -254,65 +213,3 @@ def test_deadlines(tmp_path: Path) -> None:
     rows = [request(0, [(0.4, 1)]), request(1, [(0.6, 1)]), request(2, outcome="rejected")]
     rows.append(request(3, outcome="cancelled"))
     assert build_summary(write_run(tmp_path, rows, deadline_ms=500.0))["deadline_misses"] == 2
-
-
-@pytest.mark.parametrize(
-    ("jump_ns", "found"), [(0, None), (4_000_000, None), (10_000_000, None), (50_000_000, 50_000_000)]
-)
-def test_a_clock_that_slews_is_fine_and_one_that_steps_is_not(jump_ns: int, found: int | None) -> None:
-    """10 s apart: 5 ms + 0.1 % of 10 s may be lost to slewing."""
-    pairs = [
-        [0, 1000],
-        [10 * SECOND, 1000 + 10 * SECOND + jump_ns],
-        [20 * SECOND, 1000 + 20 * SECOND + jump_ns],
-    ]
-    assert clock_step_ns(pairs) == found
-
-
-def test_validity_reasons(tmp_path: Path) -> None:
-    good = steady_requests(150, tokens=2)
-
-    def reasons(name: str, rows: list, **meta: object) -> str:
-        return " | ".join(build_summary(write_run(tmp_path / name, rows, **meta))["invalid_reasons"])  # type: ignore[arg-type]
-
-    assert reasons("good", good) == ""
-    assert "incomplete: server_died" in reasons("a", good, complete=False, incomplete_reason="server_died")
-    assert "no request completed" in reasons("b", [request(i, outcome="rejected") for i in range(5)])
-    failed = [request(150 + i, outcome="failed") for i in range(2)]
-    assert "errors: 2 of 152" in reasons("c", [*good, *failed])
-    assert reasons("d", [*good, failed[0]]) == ""
-    late = [{**row, "send_ns": row["send_ns"] + ns(0.06)} for row in good]
-    assert "client_bound: send_lag_ms p99 is 60.0 ms" in reasons("e", late)
-    burst = [{**row, "intended_ns": 0, "send_ns": ns(0.001 * (i + 1))} for i, row in enumerate(good)]
-    assert reasons("burst", burst) == ""  # 150 ms for 150 sends that are due at once
-    stalled = [{**row, "send_ns": row["send_ns"] + ns(0.06 * (i // 25))} for i, row in enumerate(burst)]
-    assert "client_bound: send_lag_ms p99 is 61.0 ms" in reasons("stalled", stalled)
-    lag = {"backend": "aiohttp", "loop_lag_ms": [80.0] * 50, "cpu_s": 1.0}
-    assert "client_bound: loop_lag_ms p99 is 80.0 ms" in reasons("f", good, client=lag)
-    pairs = [[0, 0], [SECOND, 2 * SECOND]]
-    assert "clock: the wall clock was stepped by 1000.0 ms" in reasons("g", good, clock_pairs=pairs)
-    strange = [*good, {**request(200), "outcome": "vanished"}]
-    assert "conservation: 1 of 151 records" in reasons("h", strange)
-
-
-def test_a_request_without_a_record_breaks_conservation(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, steady_requests(20))
-    lines = (folder / "requests.jsonl").read_text().splitlines(keepends=True)
-    (folder / "requests.jsonl").write_text("".join(lines[:-2]))  # the last record and the footer are gone
-    summary = build_summary(folder)
-    assert not summary["valid"]
-    assert "conservation: 20 requests were scheduled, 19 ended" in summary["invalid_reasons"]
-    assert "records: requests.jsonl has no footer" in summary["invalid_reasons"]
-    assert summary["latency_ms"]["tpot"]["n"] == 19  # what there is, is still reported
-
-
-def test_waiting_under_a_cap_is_not_the_clients_fault(tmp_path: Path) -> None:
-    late = [
-        {**row, "send_ns": row["send_ns"] + ns(0.2), "dispatch_ns": row["send_ns"] + ns(0.2)}
-        for row in steady_requests(50)
-    ]
-    run = load_run(write_run(tmp_path, late))
-    assert not summarize(run)["valid"]
-    capped = dataclasses.replace(run, config={"load": {"kind": "open", "concurrency": 4}})
-    assert summarize(capped)["valid"]
-    assert summarize(capped)["arrivals"]["deferred"] == 50

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from harness.metrics.latency import chunk_table, gap_table, latency_blocks, per_request
 from harness.metrics.run import request_frame
-from harness.metrics.stalls import deadlines, fluidity, stalls
-from harness.metrics.throughput import load_window, throughput
+from harness.metrics.stalls import deadline_table, deadlines, fluidity, stalls
+from harness.metrics.throughput import throughput
+from harness.metrics.windows import load_window
 from tests.support.run_factory import ns, request
 
 SLO = {"ttft_ms": 2000, "tpot_ms": 200}
@@ -21,6 +22,11 @@ SLO = {"ttft_ms": 2000, "tpot_ms": 200}
 def figures(*rows: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     frame = request_frame(rows)
     return latency_blocks(frame, per_request(frame, SLO))
+
+
+def smoothness(rows: list[dict[str, Any]], slo: dict[str, Any]) -> tuple[float | None, str | None]:
+    requests = request_frame(rows)
+    return fluidity(deadline_table(requests, per_request(requests, slo), slo), "no pace")
 
 
 def test_one_token_a_chunk() -> None:
@@ -200,7 +206,7 @@ def test_one_long_pause_is_a_stall_and_a_slow_pace_is_none() -> None:
     assert found["longest_ms"] == pytest.approx(2000)
     assert (none["count"], none["seconds"], none["threshold_ms"]) == (0, 0.0, pytest.approx(199))
     slo = {"ttft_ms": 600, "tpot_ms": 50}
-    index = [fluidity(request_frame(rows), slo, "")[0] for rows in (bumpy, smooth)]
+    index = [smoothness(rows, slo)[0] for rows in (bumpy, smooth)]
     assert index[1] == 1.0
     assert index[0] is not None
     assert index[0] < 0.95
@@ -240,6 +246,11 @@ def any_row(draw: Any) -> dict[str, Any]:
         "send_ns": draw(maybe),
         "end_ns": draw(maybe),
         "first_event_ns": draw(maybe),
+        "first_output_ns": draw(maybe),
+        "reasoning_tokens": draw(st.none() | st.integers(0, 50)),
+        "final": draw(st.booleans()),
+        "reads": draw(st.integers(0, 9)),
+        "coalesced": draw(st.integers(0, 9)),
         "output_tokens": draw(st.none() | st.integers(0, 200)),
         "reason": draw(st.none() | st.sampled_from(["shed", "in_flight", "queue_full"])),
         "status": draw(st.none() | st.integers(200, 503)),
@@ -257,7 +268,7 @@ def test_any_chunk_sequence_gives_numbers_or_null(rows: list[dict[str, Any]]) ->
     assert (pace[np.isfinite(pace)] >= 0).all()
     blocks, reasons = latency_blocks(requests, frame)
     for name, block in blocks.items():
-        for part in block.values() if name in ("ttft", "e2e") else [block]:
+        for part in block.values() if name in ("ttft", "ttfc", "ttfo", "e2e") else [block]:
             for figure in ("mean", "p50", "p90", "p95", "p99", "max"):
                 value = part[figure]
                 assert value is None or np.isfinite(value)
@@ -267,5 +278,21 @@ def test_any_chunk_sequence_gives_numbers_or_null(rows: list[dict[str, Any]]) ->
     assert (gaps["gap_ms"].dropna() >= 0).all()
     found, _ = stalls(requests, "none")
     assert (found["count"] is None) == gaps.empty
-    index, _ = fluidity(requests, SLO, "none")
+    index, _ = fluidity(deadline_table(requests, frame, SLO), "none")
     assert index is None or 0 <= index <= 1
+
+
+def test_first_chunk_first_token_and_first_output_are_three_times() -> None:
+    """Role chunk at 10 ms, first reasoning delta at 500 ms, first text at 900 ms."""
+    row = request(0, [(0.5, 1), (0.7, 1), (0.9, 1)], intended=0.0, send=0.002)
+    row |= {"first_event_ns": ns(0.01), "first_output_ns": ns(0.9)}
+    blocks, reasons = figures(row)
+    assert [blocks[name]["from_intended"]["p50"] for name in ("ttfc", "ttft", "ttfo")] == pytest.approx(
+        [10, 500, 900]
+    )
+    assert blocks["ttfo"]["from_send"]["p50"] == pytest.approx(898)
+    assert not {"ttfc.from_send", "ttfo.from_send"} & set(reasons)
+    older, why = figures({**row, "first_output_ns": None})
+    assert older["ttfo"]["from_intended"]["p50"] is None
+    assert "no reasoning" in why["ttfo.from_intended"]
+    assert older["ttft"]["from_intended"]["p50"] == pytest.approx(500)

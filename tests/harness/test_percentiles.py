@@ -17,7 +17,9 @@ from harness.metrics.percentiles import (
     describe_censored,
     describe_pooled,
     floor_samples,
+    hold_to_floor,
     interval_ranks,
+    requests_needed,
     weighted_quantiles,
 )
 
@@ -158,3 +160,39 @@ def test_many_gaps_of_few_answers_are_not_reliable() -> None:
     values = np.linspace(1, 2, 2000)
     assert not any(describe_pooled(values, np.arange(2000) % 19)["reliable"].values())
     assert all(describe_pooled(values, np.arange(2000) % 20)["reliable"].values())
+
+
+@pytest.mark.parametrize(
+    ("name", "floor"),
+    [("p50", 11), ("p90", 64), ("p95", 130), ("p97", 219), ("p99", 662), ("p99.9", 6636)],
+)
+def test_mlperfs_floors(name: str, floor: int) -> None:
+    assert requests_needed([name], "mlperf") == floor
+    assert requests_needed([float(name[1:]) / 100], "mlperf") == floor
+
+
+def test_requests_needed_is_that_of_the_hardest_percentile() -> None:
+    for name, q in LEVELS.items():
+        assert requests_needed([name]) == floor_samples(q)
+    assert requests_needed(["p50", "p99", "p90"]) == 368
+    assert requests_needed(["p50", "p99"], "mlperf") == 662
+    assert requests_needed([]) == 0
+    with pytest.raises(ValueError, match="percentile_floor=median"):
+        requests_needed(["p50"], "median")
+    with pytest.raises(ValueError, match="p100"):
+        requests_needed(["p100"])
+
+
+def test_the_stricter_floor_makes_fewer_percentiles_reliable() -> None:
+    """100 samples: p95 has an interval (72), but not MLPerf's floor (130)."""
+    found = {"ttft": {"from_send": describe(np.arange(100.0))}, "other": [1, None]}
+    loose = describe(np.arange(100.0))
+    hold_to_floor(found, "interval")
+    assert found["ttft"]["from_send"] == loose
+    hold_to_floor(found, "mlperf")
+    block = found["ttft"]["from_send"]
+    assert block["reliable"] == {"p50": True, "p90": True, "p95": False, "p99": False}
+    assert block["ci95"]["p95"] is None
+    assert block["ci95"]["p90"] == loose["ci95"]["p90"]
+    assert loose["reliable"]["p95"]
+    assert block["p95"] == loose["p95"]

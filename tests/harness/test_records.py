@@ -273,7 +273,7 @@ def test_parts_and_the_file_they_are_merged_into_read_alike(tmp_path: Path) -> N
     before = records.read_run_file(tmp_path)
     assert [r.id for r in before.records] == ["r3", "r2", "r1", "r0", "r1", "r9"]
     assert (before.run, before.t0_ns, before.closed, before.dropped) == ("run", T0, True, 0)
-    records.merge_parts(tmp_path)
+    records.merge_parts(tmp_path, records.read_run_file(tmp_path))
     assert records.read_run_file(tmp_path) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["requests.jsonl", "requests.old.jsonl"]
     # Killed between the rename and the removal: what is merged stands.
@@ -295,7 +295,7 @@ def test_parts_as_kills_leave_them(tmp_path: Path) -> None:
     file = records.read_run_file(tmp_path)
     assert ([r.id for r in file.records], file.closed) == (["r0", "r2"], False)
     lost = replace(RECORD, id="r1", end_ns=None, outcome="cut_off", reason="not_recorded")
-    records.merge_parts(tmp_path, missing=[lost])
+    records.merge_parts(tmp_path, file, missing=[lost])
     file = records.read_run_file(tmp_path)
     assert ([r.id for r in file.records], file.closed) == (["r0", "r2", "r1"], True)
     assert file.records[-1] == lost
@@ -318,9 +318,10 @@ def test_a_merge_that_the_disk_refuses_leaves_the_parts(
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
+    file = records.read_run_file(tmp_path)
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(RecordsWriteError, match="No space left"):
-        records.merge_parts(tmp_path)
+        records.merge_parts(tmp_path, file)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["requests.0.jsonl", "requests.1.jsonl"]
     assert len(records.read_requests(tmp_path)) == 2
 

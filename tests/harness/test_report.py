@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,9 +47,9 @@ def test_everything_a_reader_wants_is_there(tmp_path: Path) -> None:
         "reservation=on_demand, max_num_seqs=16, num_kv_blocks=101",
         "402 scheduled: 400 completed, 0 failed, 0 timed out, 1 rejected, 1 cancelled, 0 cut off",
         "1 queue_full",
-        "TTFT 200 200 200 200 200 200",
-        "TPOT 20.0 20.0 20.0 20.0 20.0 20.0",
-        "normalized (E2E/token) 36.4",
+        "TTFT 400 200 200 200 200 200 200",
+        "TPOT 400 20.0 20.0 20.0 20.0 20.0 20.0",
+        "normalized (E2E/token) 400 36.4",
         "attainment 99.8 % (TTFT 2000 ms, TPOT 200 ms)",
         "0 over 100 ms (0 s), longest gap 20.0 ms, fluidity 1.000",
         "batch 1.00 mean, useful tokens 100 %, recomputed 0, preemptions 20",
@@ -63,7 +64,7 @@ def test_everything_a_reader_wants_is_there(tmp_path: Path) -> None:
 def test_unreliable_figures_carry_a_mark_and_reliable_ones_do_not(tmp_path: Path) -> None:
     text = printed(engine_run(tmp_path, steady_requests(40)))
     row = next(line for line in text.splitlines() if line.startswith("TTFT"))
-    assert row.split() == ["TTFT", "200", "200", "200", "~200", "~200", "200"]
+    assert row.split() == ["TTFT", "40", "200", "200", "200", "~200", "~200", "200"]
     assert "too few samples" in text
 
 
@@ -75,8 +76,8 @@ def test_no_figure_is_truncated_at_80_columns(tmp_path: Path, scale: float) -> N
     assert "…" not in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     row = next(line for line in text.splitlines() if line.startswith("E2E"))
-    assert len(row.split()) == 7
-    shown = float(row.split()[2])
+    assert len(row.split()) == 8
+    shown = float(row.split()[3])
     assert shown == pytest.approx(600 * scale, rel=0.05)
 
 
@@ -100,7 +101,7 @@ def test_why_rows_are_missing_and_why_a_run_is_invalid(tmp_path: Path) -> None:
     assert "- TPOT, ITL: drained: every answer came in one chunk" in text
     assert text.rstrip().endswith("INVALID incomplete: [server_died] gone")  # brackets are not markup
     row = next(line for line in text.splitlines() if line.startswith("TPOT"))
-    assert row.split() == ["TPOT", *["-"] * 6]
+    assert row.split() == ["TPOT", *["-"] * 7]
 
 
 def test_failures_are_shown_by_reason_with_their_first_error(tmp_path: Path) -> None:
@@ -118,8 +119,8 @@ def test_failures_are_shown_by_reason_with_their_first_error(tmp_path: Path) -> 
 def test_prompts_of_another_length_than_planned_are_mentioned(tmp_path: Path) -> None:
     rows = [request(i, [(0.5, 1), (1.0, 1)], prompt_tokens=400) for i in range(5)]  # 100 were planned
     summary = build_summary(write_run(tmp_path / "a", rows))
-    assert summary["prompt_tokens"] == {"planned": 500, "counted": 2000}
-    assert "prompts held 4.00 times the tokens planned" in printed(summary)
+    assert summary["prompt_tokens"] == {"planned": 500, "counted": 2000, "off": 5}
+    assert "prompts held 4 times the tokens planned" in printed(summary)
     assert "times the tokens" not in printed(build_summary(write_run(tmp_path / "b", steady_requests(5))))
 
 
@@ -181,3 +182,32 @@ def test_lookup_and_reasons() -> None:
     assert why_null(summary, "x") is None
     assert figure({"p50": 3.0, "reliable": {"p50": False}}, "p50").plain == "~3.00"
     assert figure(None, "p50").plain == "-"
+
+
+def test_a_run_that_may_not_be_believed_is_red_and_a_warning_is_not(tmp_path: Path) -> None:
+    bundles = [request(i, [(i + 1.0 + 0.4 * k, 20) for k in range(5)], intended=float(i)) for i in range(30)]
+    summary = build_summary(write_run(tmp_path, bundles, complete=False, incomplete_reason="interrupted"))
+    for width in (80, 100):
+        out = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="standard")
+        print_summary(summary, out)
+        lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        red = [line for line in lines if "\x1b[1;31m" in line or "\x1b[31m" in line]
+        assert len(red) == 1
+        assert "INVALID" in red[0]
+        assert "interrupted" in red[0]
+        assert any("\x1b[1;33mWARNING" in line and "ITL is chunked" in line for line in lines)
+        assert all(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) <= width for line in lines)
+
+
+def test_the_table_names_the_windows_and_what_the_client_did(tmp_path: Path) -> None:
+    summary = build_summary(write_run(tmp_path / "a", steady_requests(100)))
+    text = " ".join(printed(summary).split())
+    assert "0.0 to 10.3 s, 100 requests: all figures but those of the steady part" in text
+    assert "warm-up 0.3 s (3), drain 0.4 s (1)" in text
+    assert "steady 0.3 to 9.9 s, 96 requests: 10.0 requests/s" in text
+    assert "10.0/s (+0.0% off the schedule), CV " in text
+    assert "in flight 3.88 mean, 4 most" in text
+    burst = [request(i, [(0.5 + i, 1), (1.0 + i, 1)]) for i in range(9)]
+    assert "no steady state: all requests were sent at one time" in printed(
+        build_summary(write_run(tmp_path / "b", burst))
+    )

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 
 from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION
 from harness.conf import UsageError, compose
+from harness.loadgen import LoadSettings
 from harness.plan import check_lengths, describe, draw_schedule, pool_tokens
 from harness.run import exit_code, new_run_dir
 from harness.sweep import changed
-from harness.target import warm_up_schedule
+from harness.target import load_processes, load_settings, warm_up_requests
 from workloads.schedule import Schedule, ScheduledRequest, Segment
 
 
@@ -88,9 +90,48 @@ def test_the_schedule_depends_on_the_traffic_and_the_seed_alone():
         assert draw_schedule(compose([*base, other])).sha256() != sha
 
 
+def test_every_load_setting_reaches_the_load():
+    given = {
+        "timeout_s": 7,
+        "concurrency": 3,
+        "max_wait_s": 1.5,
+        "retries": 2,
+        "retry_backoff_s": 0.25,
+        "backend": "aiohttp",
+        "processes": 2,
+        "trust_env": True,
+    }
+    cfg = compose([f"load.{name}={value}" for name, value in given.items()])
+    settings = load_settings(cfg, "run")
+    assert {name: getattr(settings, name) for name in given} == given
+    assert (settings.run_id, settings.kind, settings.ramp_s) == ("run", "open", None)
+    closed = load_settings(compose(["load=closed", "load.ramp_s=2", "load.duration_s=9"]), "run")
+    assert (closed.kind, closed.concurrency, closed.ramp_s, closed.duration_s) == ("closed", 8, 2, 9)
+    drawn = load_settings(compose(["load.duration_s=9", "output.text=true"]), "run")
+    assert (drawn.duration_s, drawn.keep_text) == (None, True)
+    for kind in ("open", "closed"):
+        known = {f.name for f in fields(LoadSettings)}
+        assert set(compose([f"load={kind}"]).load) <= known
+
+
+def test_processes_are_as_many_as_the_plan_needs_and_the_host_has(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(16), raising=False)
+    rows = schedule(*[(1, 100)] * 3000).requests
+    fast = [replace(row, arrival_s=i / 1250) for i, row in enumerate(rows)]  # 125,000 tokens/s
+    foreign = ["engine=openai", "engine.base_url=http://10.0.0.1:8000"]
+    assert load_processes(compose(foreign), rows) == 1
+    assert load_processes(compose(foreign), fast) == 4
+    assert load_processes(compose([*foreign, "load.processes=3"]), rows) == 3
+    assert load_processes(compose(["engine.threads=4"]), fast) == 4
+    assert load_processes(compose([]), fast, {"device": "cpu", "threads": 14}) == 2
+    assert load_processes(compose([]), fast) == 1  # the engine gets all cores but one
+    assert load_processes(compose(["device=cuda"]), fast, {"device": "cuda"}) == 4
+    assert load_processes(compose(["load.processes=9"]), fast, {"device": "cpu", "threads": 14}) == 9
+
+
 @given(st.none() | st.integers(1, 10_000))
 def test_the_warm_up_is_small_and_fits(max_model_len):
-    warm_up = warm_up_schedule(max_model_len)
+    warm_up = warm_up_requests(max_model_len)
     assert len(warm_up) == 3
     for request in warm_up:
         assert request.prompt_tokens + request.max_tokens <= max(2, (max_model_len or 4096) // 4)

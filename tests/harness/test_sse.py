@@ -33,8 +33,25 @@ CASES = [
 
 
 def parse(pieces: list[bytes]) -> list[Event]:
+    """By feed() alone, and by whole() where that knows the piece: both must say the same."""
+    parser, short = SSEParser(), SSEParser()
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    shortened: list[Event] = []
+    for piece in pieces:
+        whole = short.whole(piece)
+        shortened += short.feed(piece) if whole is None else [Event("message", data) for data in whole]
+    assert shortened == events
+    return events
+
+
+def test_whole_events_take_the_short_way() -> None:
     parser = SSEParser()
-    return [event for piece in pieces for event in parser.feed(piece)]
+    assert parser.whole(b"data: a\n\n") == [b"a"]
+    assert parser.whole(b"data: a\n\ndata: b\n\n") == [b"a", b"b"]
+    assert parser.feed(b"data: c\n") == []
+    assert parser.whole(b"data: d\n\n") is None  # something is pending
+    assert parser.feed(b"data: d\n\n") == [Event("message", b"c\nd")]
+    assert parser.whole(b"data: e\n\n") == [b"e"]
 
 
 @pytest.mark.parametrize(("stream", "events"), CASES)
@@ -85,7 +102,46 @@ def test_memory_is_bounded(line: bytes) -> None:
         list(map(parser.feed, (bytes([byte]) for byte in line)))
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"data: a", b"data: 12345", b"data", b": comment", b"event: ping", b"", b"", b"data: 123456"]
+        ),
+        max_size=10,
+    ),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    st.lists(st.integers(0, 100), max_size=4),
+)
+def test_the_bound_is_on_an_event_wherever_the_borders_are(
+    lines: list[bytes], end: bytes, cuts: list[int]
+) -> None:
+    """The same events come before the one that is too large, and the same one is."""
+    stream = b"".join(line + end for line in lines)
+
+    def until_too_large(pieces: list[bytes]) -> tuple[list[Event], bool]:
+        parser, events = SSEParser(max_event_bytes=12), []
+        for piece in pieces:
+            try:
+                whole = parser.whole(piece)
+                events += parser.feed(piece) if whole is None else [Event("message", data) for data in whole]
+            except SSEError as exc:
+                return events + exc.before, True
+        return events, False
+
+    borders = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
+    at_once = until_too_large([stream])
+    assert until_too_large([stream[a:b] for a, b in pairwise(borders)]) == at_once
+    assert until_too_large([bytes([byte]) for byte in stream]) == at_once
+
+
+def test_what_one_piece_completed_before_an_event_that_is_too_large_is_not_lost() -> None:
+    with pytest.raises(SSEError, match="12 bytes") as caught:
+        SSEParser(max_event_bytes=12).feed(b"data: a\n\ndata: 123456789\n\ndata: b\n\n")
+    assert caught.value.before == [Event("message", b"a")]
+
+
 def test_many_small_events_pass_a_small_bound() -> None:
-    parser = SSEParser(max_event_bytes=32)
-    assert len(parser.feed(b"data: x\n\n" * 3)) == 3
+    parser = SSEParser(max_event_bytes=12)
+    assert len(parser.feed(b"data: x\n\n" * 300)) == 300
     assert sum(len(parser.feed(b"data: x\n\n")) for _ in range(100)) == 100

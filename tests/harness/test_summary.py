@@ -58,7 +58,7 @@ CONTRACT: dict[str, set[str]] = {
     "stalls": {"count", "seconds", "longest_ms"},
     "steps": {
         *("count", "useful_token_fraction", "padded_token_fraction", "recomputed_tokens", "preemptions"),
-        *("batch_size_mean", "kv_live_mean", "kv_live_max", "host_gap_ms"),
+        *("batch_size_mean", "kv_live_mean", "kv_live_max", "kv_live_end", "host_gap_ms"),
     },
     "steps.host_gap_ms": BLOCK,
     "prefix_cache": {"hit_rate_tokens"},
@@ -117,7 +117,7 @@ def check(summary: dict[str, Any]) -> None:
         assert keys <= set(at(summary, path)), path
     for group in ("by_class", "by_tenant"):
         for part in summary[group].values():
-            assert set(part) == {"counts", "latency_ms", "throughput"}
+            assert set(part) == {"counts", "latency_ms", "throughput", "stalls", "fluidity"}
             assert set(part["counts"]) == {"scheduled", *OUTCOMES}
     assert summary["valid"] is (not summary["invalid_reasons"])
     ended = sum(summary["counts"][name] for name in OUTCOMES)

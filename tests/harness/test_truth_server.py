@@ -173,6 +173,31 @@ def test_slots_serve_in_order_of_receipt_each_for_its_service_time() -> None:
     assert rows["started_ns"][3] - rows["started_ns"][2] == 60_000_000
 
 
+def test_requests_in_pieces_back_to_back_and_large() -> None:
+    with TruthServer(ttft_ms=5, gap_ms=1) as server:
+        client = Client(server)
+        body = json.dumps(batchmark("pieces", 3)).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nCONTENT-length:  %d\r\n\r\n" % len(body)
+        whole = head + body
+        for cut in range(0, len(whole), 11):
+            client.socket.sendall(whole[cut : cut + 11])
+            time.sleep(0.0005)
+        assert len(list(client.events())) == 5
+        client.post(**batchmark("first", 4))
+        client.post(**batchmark("second", 2))  # before the answer to the first has ended
+        assert len(list(client.events())) == 6
+        assert len(list(client.events())) == 4
+        client.post(**batchmark("large", 1, prompt=list(range(100_000))))
+        large = [text for _, text in client.events()]
+        truth = server.stop()
+    assert list(truth.index) == ["pieces", "first", "second", "large"]
+    rows = truth.rows
+    assert rows["first_byte_ns"][0] < rows["received_ns"][0]
+    assert rows["first_byte_ns"][3] < rows["received_ns"][3]
+    assert rows["received_ns"][2] >= rows["done_ns"][1]  # its turn comes when the first is over
+    assert json.loads(large[1])["usage"]["prompt_tokens"] == 100_000
+
+
 def test_patterns_of_gaps() -> None:
     with TruthServer(ttft_ms=1, gap_ms=1, pattern="stall", stall_every=4, stall_ms=30) as server:
         client = Client(server)

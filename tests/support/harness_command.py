@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,18 @@ LONG = ("+experiment=smoke", "load.requests=400", "workload.rate=8", "engine.kv_
 class HarnessCommand:
     """A run in the background. folder: its output and its host lock, apart from everybody else's."""
 
-    def __init__(self, folder: Path, *args: str) -> None:
+    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
         self.output = folder / "runs"
         self._stderr = folder / f"stderr-{time.monotonic_ns()}"
         (folder / "tmp").mkdir(exist_ok=True)
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "CI": "true"}
+        base = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "CI": "true"}
         with open(self._stderr, "w") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "harness", *args, f"output.dir={self.output}"],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                env=env,
+                env={**base, **(env or {})},
                 cwd=folder,
                 start_new_session=True,
             )
@@ -62,7 +62,15 @@ class HarnessCommand:
     def wait_for_records(self, count: int = 1) -> Path:
         """Wait until that many requests have ended."""
         path = self.run_dir() / "requests.jsonl"
-        wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") > count, f"{count} records")
+
+        def look() -> bool:
+            there = path.exists() and path.read_bytes().count(b"\n") > count
+            assert there or self.process.poll() is None, (
+                f"ended with {self.process.returncode}: {self.stderr}"
+            )
+            return there
+
+        wait_for(look, f"{count} records")
         return self.run_dir()
 
     def server_pid(self) -> int:
@@ -73,6 +81,15 @@ class HarnessCommand:
             return next((c.pid for c in children if "engines.server" in c.cmdline()), None)
 
         return wait_for(find, "a server process")
+
+    def worker_pids(self, count: int = 1) -> list[int]:
+        """Its load processes, once there are that many."""
+
+        def find() -> list[int]:
+            children = psutil.Process(self.process.pid).children()
+            return [c.pid for c in children if "harness.loadgen.worker" in c.cmdline()]
+
+        return wait_for(lambda: len(pids := find()) == count and pids, f"{count} load processes")
 
 
 def harness(folder: Path, *args: str) -> tuple[int, str, str]:

@@ -178,6 +178,8 @@ def write_run(
     engine: Sequence[dict[str, Any]] | None = None,
     steps: Sequence[dict[str, Any]] | None = None,
     telemetry: Sequence[dict[str, Any]] | None = None,
+    server_metrics: Sequence[dict[str, Any]] | None = None,
+    config: dict[str, Any] | None = None,
     schedule: bool = True,
     deadline_ms: float | None = None,
     name: str = "continuous",
@@ -186,13 +188,18 @@ def write_run(
     """Write a whole run directory and give its path. name is the engine's; meta overrides default_meta."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = default_meta(**{"engine": name, **meta})
-    facts["planned"] = {**facts["planned"], "requests": len(requests)}
+    facts["planned"] = {**facts["planned"], "requests": len({row["id"] for row in requests})}
     (folder / "meta.json").write_text(json.dumps(facts))
     header = {"type": "header", "schema_version": 1, "run": facts["run"], "t0_ns": T0_NS}
     lines = [header, *requests, {"type": "footer", "records": len(requests)}]
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if engine is not None:
         (folder / "engine_requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in engine))
+    if config is not None:
+        (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    if server_metrics is not None:
+        scraped = "".join(json.dumps(line) + "\n" for line in server_metrics)
+        (folder / "server_metrics.jsonl").write_text(scraped)
     if telemetry is not None:
         (folder / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in telemetry))
     if steps is not None:
@@ -210,12 +217,13 @@ def write_schedule(path: Path, requests: Sequence[dict[str, Any]], deadline_ms: 
             "arrival_s": row["intended_ns"] / SECOND,
             "tenant": row["tenant"],
             "request_class": row["request_class"],
+            "turn": row["turn"],
             "deadline_ms": deadline_ms,
         }
         for row in requests
     ]
     kinds = [("id", pa.string()), ("arrival_s", pa.float64()), ("tenant", pa.string())]
-    kinds += [("request_class", pa.string()), ("deadline_ms", pa.float64())]
+    kinds += [("request_class", pa.string()), ("turn", pa.int64()), ("deadline_ms", pa.float64())]
     pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(kinds)), path)
 
 

@@ -7,6 +7,7 @@ Parent and child speak pickle over the child's standard input and output: both a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import pickle
@@ -63,7 +64,8 @@ class ScriptProcess:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
         self.process.wait()
-        self._to.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._to.close()
         self._from.close()
 
     @property
@@ -81,7 +83,8 @@ class ScriptProcess:
         return truth
 
     def _ask(self, what: str, value: Any) -> Any:
-        _write(self._to, (what, value))
+        with contextlib.suppress(BrokenPipeError):  # the reading says so too
+            _write(self._to, (what, value))
         return _read(self._from)
 
 

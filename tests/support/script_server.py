@@ -92,6 +92,24 @@ class AsAsked:
 
 
 @dataclass
+class Pausing:
+    """One token after service_s; a request that comes between from_s and to_s, counted from the first one, is
+    held until then. What was under way when it began stays under way too."""
+
+    from_s: float
+    to_s: float
+    service_s: float
+    began: float | None = None
+
+    def __call__(self, body: dict[str, Any], number: int) -> Script:
+        now = time.monotonic()
+        self.began = now if self.began is None else self.began
+        at_s = now - self.began
+        held_s = self.to_s - at_s if self.from_s <= at_s + self.service_s and at_s < self.to_s else 0.0
+        return timeline([(held_s + self.service_s, 1)])
+
+
+@dataclass
 class Seen:
     """What the server saw and did for one request."""
 
@@ -267,7 +285,7 @@ class ScriptServer:
             self.seen.append(seen)
             self._under_way.add(id(seen))
             self.peak = max(self.peak, len(self._under_way))
-            gone = asyncio.create_task(reader.read(1))
+            gone = asyncio.create_task(_next_byte(reader))
             play = asyncio.create_task(self._play(self._script(seen.body, len(self.seen) - 1), seen, writer))
             try:
                 await asyncio.wait({gone, play}, return_when=asyncio.FIRST_COMPLETED)
@@ -321,7 +339,9 @@ class ScriptServer:
         if script.cut is not None:
             wire = b"".join(pieces)
             pieces = [piece for piece in (wire[: script.cut], wire[script.cut :]) if piece]
-            whole = len(wire) - (2 if script.framing == "chunked" else 0)  # a line end follows
+            line_end = 2 if script.framing == "chunked" else 0
+            # A blank line is one from its CR on: an event does not wait for the LF.
+            whole = len(wire) - line_end - step.data.endswith(b"\r\n")
         stamp = time.monotonic_ns()
         for k, piece in enumerate(pieces):
             if k and script.cut is not None:
@@ -335,6 +355,14 @@ class ScriptServer:
             seen.sends.append((stamp, step.tokens))
         else:
             seen.plain_ns.append(stamp)
+
+
+async def _next_byte(reader: asyncio.StreamReader) -> bytes:
+    """Empty: the client is gone, in whatever way. Nobody waits for it where the script ends first, so it may
+    not raise."""
+    with contextlib.suppress(ConnectionError):
+        return await reader.read(1)
+    return b""
 
 
 def _head(script: Script) -> bytes:

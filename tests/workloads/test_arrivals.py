@@ -82,6 +82,18 @@ def test_another_rate_is_the_same_pattern_stretched():
 
 
 @pytest.mark.parametrize("kind", ["poisson", "gamma", "constant"])
+def test_pinned_arrivals_take_the_time_that_their_number_is_expected_in(kind):
+    arrivals = Arrivals(kind, cv=3, pinned=True)
+    by_count, by_time = times(arrivals, 20, n=400), times(arrivals, 20, duration=20)
+    assert len(by_count) == 400
+    assert by_count[-1] == pytest.approx(20)
+    assert (np.diff(by_count) >= 0).all()
+    assert by_time == pytest.approx(by_count)  # 20 s at 20/s: the same 400
+    free = times(Arrivals(kind, cv=3), 20, n=400)
+    assert by_count == pytest.approx(free * 20 / free[-1])  # the same pattern
+
+
+@pytest.mark.parametrize("kind", ["poisson", "gamma", "constant"])
 def test_duration_ends_the_arrivals_and_is_a_prefix_of_a_longer_one(kind):
     short, long = times(Arrivals(kind), rate=20, duration=30), times(Arrivals(kind), rate=20, duration=90)
     assert 30 - 1 < short[-1] <= 30
