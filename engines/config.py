@@ -67,6 +67,7 @@ class EngineConfig:
     prefix_cache_salt: str = "none"
     policy: Mapping[str, Any] = field(default_factory=dict)
     preempt_every: int | None = None
+    preempt_seed: int | None = None
 
     def __post_init__(self) -> None:
         whole_prompts = self._check_policies()

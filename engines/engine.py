@@ -20,6 +20,7 @@ from engines.admission import blocked
 from engines.assembly import assemble, sampling_arrays
 from engines.batch import Copies, RaggedBatch, Sampling, StepResult
 from engines.config import ConfigError, EngineConfig
+from engines.forced import ForcedPreemption
 from engines.gate import Change, Gate
 from engines.kv_pool import BlockPool, IntegrityError
 from engines.plan import Entry, Kind, Plan
@@ -104,7 +105,7 @@ class Engine:
         self._outbox: list[Output] = []
         self._ids = itertools.count() if ids is None else ids
         self._runs: deque[str] = deque(maxlen=16)  # that requests have named lately
-        self._since_forced = 0
+        self._forced = ForcedPreemption(config.preempt_every, config.preempt_seed)
 
     # -- requests come and go --------------------------------------------------------------------------------
 
@@ -298,16 +299,11 @@ class Engine:
         self._dismiss(now)
 
     def _force_preemption(self, sampled: list[Entry]) -> None:
-        """Tests: every preempt_every iterations the newest sequence loses its seat, if this pass gave it a
-        token (so that even preempt_every=1 ends)."""
-        self._since_forced += 1
-        running, every = self.scheduler.running, self.config.preempt_every
-        if every is None or self._since_forced < every or not running:
-            return
-        if any(entry.seq is running[-1] for entry in sampled):
-            self.scheduler.preempt()
+        """Tests: engine.preempt_every and engine.preempt_seed."""
+        victim = self._forced.victim(self.scheduler.running, {entry.seq.seq_id for entry in sampled})
+        if victim is not None:
+            self.scheduler.preempt(victim)
             self.counters.preemptions += 1
-            self._since_forced = 0
 
     # -- how a request leaves --------------------------------------------------------------------------------
 

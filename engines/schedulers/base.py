@@ -166,9 +166,9 @@ class Scheduler(ABC):
         plan.drop(victim)
         plan.preempted.append(victim)
 
-    def preempt(self) -> Sequence:
-        """Take the seat and the KV of the victim; it waits again."""
-        victim = self.preemption.victim(self.running)
+    def preempt(self, victim: Sequence | None = None) -> Sequence:
+        """Take the seat and the KV of the victim, by default of whoever has to give way; it waits again."""
+        victim = self.preemption.victim(self.running) if victim is None else victim
         self.running.remove(victim)
         self.preemption.evict(victim, self.pool)
         self.waiting.push(victim)

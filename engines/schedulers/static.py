@@ -66,8 +66,8 @@ class StaticScheduler(Scheduler):
         else:
             super().free_some(plan)
 
-    def preempt(self) -> Sequence:
-        victim = super().preempt()
+    def preempt(self, victim: Sequence | None = None) -> Sequence:
+        victim = super().preempt(victim)
         self._end_batch()
         return victim
 
