@@ -1,4 +1,4 @@
-"""May a request come in? accept: it enters with the next iteration. wait: it is queued. reject: a status, a
+"""May a request come in? accept: a seat and KV for it are free. wait: it is queued. reject: a status, a
 reason and when to try again.
 
     1. what could never run is refused for good (400): it would wait at the head of the queue for ever
@@ -103,7 +103,7 @@ def _never(asked: Asked, state: State, limits: EngineConfig) -> Decision | None:
 
 
 def _not_now(asked: Asked, state: State, limits: EngineConfig) -> Decision | None:
-    if state.tenant_wait_s > 0:
+    if limits.tenant_rate is not None and state.tenant_wait_s > 0:
         message = f"this tenant sends more than {limits.tenant_rate:g} requests per second"
         return _later("rate_limit", f"{message} (engine.tenant_rate)", state.tenant_wait_s, status=429)
     mark = limits.kv_reject_watermark

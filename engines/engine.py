@@ -179,7 +179,7 @@ class Engine:
         """One iteration, and the outputs that may leave after it. What fails in the pass ends the sequences
         in it with finish_reason `error`; the engine goes on. Raises IntegrityError if KV has leaked."""
         now = self.clock()
-        self.config = self.scheduler.config = self.gate.in_force()
+        self._limit()
         self._expire(now)
         plan = self.scheduler.schedule(now)
         if plan.entries:
@@ -349,8 +349,14 @@ class Engine:
     def set_limits(self, changes: Mapping[str, Any]) -> dict[str, Change]:
         """Between two iterations: budgets and bounds, old and new. Raises ConfigError."""
         change = self.gate.change(changes)
-        self.config = self.scheduler.config = self.gate.in_force()
+        self._limit()
         return change
+
+    def _limit(self) -> None:
+        config = self.gate.in_force()
+        if config is not self.config:
+            self.config = config
+            self.scheduler.limit(config)
 
     def stats(self) -> Stats:
         self.counters.released_blocks = self.pool.num_released

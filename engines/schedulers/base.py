@@ -62,6 +62,10 @@ class Scheduler(ABC):
         """The next iteration. With sequences running it is never empty. `now` is in seconds of the engine's
         clock."""
 
+    def limit(self, config: EngineConfig) -> None:
+        """Other limits hold from now on. They never ask for a seat back (engines/gate.py)."""
+        self.config = config
+
     def next_wakeup(self, now: float) -> float | None:
         """When `schedule` next has something to do: now, a later time, or None until a request arrives."""
         return now if self.running or self.waiting else None

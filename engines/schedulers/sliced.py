@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from engines.config import EngineConfig
 from engines.plan import Plan
 from engines.reservation import Reservation
 from engines.schedulers.static import StaticScheduler
@@ -50,6 +51,10 @@ class SlicedScheduler(StaticScheduler):
         self._rooms: dict[int, int] = {}  # by seq_id: tokens that the running batch holds KV for
         self._planned: list[list[Sequence]] = []  # the batches of this round that have not run
         self._iterations = 0  # that the running batch has left
+
+    def limit(self, config: EngineConfig) -> None:
+        super().limit(config)
+        self._planned = []  # they were cut to other limits
 
     def published(self, plan: Plan) -> None:
         super().published(plan)

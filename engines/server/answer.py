@@ -14,6 +14,11 @@ from engines.server.engine_client import Delta
 from engines.server.errors import ApiError
 from engines.server.protocol import Generation
 
+GIVEN_UP = {
+    "queue_timeout": "waited longer than engine.queue_timeout_ms in the queue",
+    "deadline": "can no longer end before its deadline",
+}
+"""Ends of requests that never had a seat, which makes them refusals."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -51,8 +56,8 @@ class Answer:
     def take(self, delta: Delta) -> Visible:
         """Detokenise, look for stop strings, note the end. Raises Refused and ApiError when the engine gave
         up."""
-        if delta.finish_reason == "queue_timeout":
-            raise Refused("queue_timeout", "waited longer than engine.queue_timeout_ms in the queue", 503)
+        if delta.finish_reason in GIVEN_UP:
+            raise Refused(delta.finish_reason, GIVEN_UP[delta.finish_reason], 503)
         if delta.finish_reason not in (None, "stop", "length"):
             raise ApiError(delta.error or f"the engine ended this request: {delta.finish_reason}", 500)
         piece = self._detokenizer.push(delta.token_ids)
