@@ -6,9 +6,12 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engines.plugins import PluginError
+
+if TYPE_CHECKING:
+    from engines.lanes import LaneSettings
 
 SALTS = ("none", "tenant")
 PREEMPTIONS = ("recompute", "swap")
@@ -18,6 +21,7 @@ LONGEST_MS = 1e9
 """The longest wait that a setting may ask for, 11 days: a lock of the system cannot wait for ever longer."""
 
 MOST_PER_S = 1e6
+_NODES = ("policy", "queue_policy", "lanes")
 _POSITIVE_OR_NULL = (
     *("num_kv_blocks", "prefill_chunk_size", "threads", "max_waiting_requests", "max_waiting_tokens"),
     *("tenant_burst", "preempt_every"),
@@ -66,6 +70,8 @@ class EngineConfig:
     prefix_cache: bool = False
     prefix_cache_salt: str = "none"
     policy: Mapping[str, Any] = field(default_factory=dict)
+    queue_policy: Mapping[str, Any] = field(default_factory=dict)
+    lanes: Mapping[str, Any] = field(default_factory=dict)
     preempt_every: int | None = None
     preempt_seed: int | None = None
 
@@ -141,17 +147,29 @@ class EngineConfig:
             )
 
     def _check_policies(self) -> bool:
-        """The files that the names stand for, and the scheduler's own settings. True: whole prompts only."""
+        """The files that the names stand for, and their own settings. True: whole prompts only."""
         from engines import queues, schedulers  # they are built from this configuration
 
         try:
             setting, name = "engine.queue", self.queue
-            queues.queue_class(name)
+            queue = queues.queue_class(name)
             setting, name = "engine.scheduler", self.scheduler
             scheduler = schedulers.scheduler_class(name)
+            lanes = lanes_of(self.lanes)
+            settings_of(self.queue_policy, queue.Settings, "queue_policy")
+            for lane, its in lanes.items():
+                if its.queue is not None:
+                    setting, name = f"engine.lanes.{lane}.queue", its.queue
+                    its_queue = queues.queue_class(name)
+                    settings_of(its.queue_policy, its_queue.Settings, f"lanes.{lane}.queue_policy")
         except PluginError as error:
             raise ConfigError(f"{setting}={name}: {error}") from None
         settings_of(self.policy, scheduler.Settings)
+        if lanes and not scheduler.in_turn:
+            raise ConfigError(
+                f"engine.lanes={', '.join(lanes)}: engine.scheduler={self.scheduler} takes the whole queue "
+                "at once and cannot have lanes; use another one, or engine.lanes={}"
+            )
         return scheduler.whole_prompts
 
     @classmethod
@@ -164,23 +182,42 @@ class EngineConfig:
                 continue
             if key not in known:
                 raise ConfigError(f"engine.{key} is not a setting; choose from: {', '.join(sorted(known))}")
-            values[key] = dict(value or {}) if key == "policy" else typed(key, value, known[key])
+            values[key] = dict(value or {}) if key in _NODES else typed(key, value, known[key])
         return cls(**values)
 
 
-def settings_of(policy: Mapping[str, Any], settings: type[Any]) -> Any:
-    """The keys of engine.policy as a scheduler's Settings. Raises ConfigError."""
+def settings_of(policy: Mapping[str, Any], settings: type[Any], key: str = "policy") -> Any:
+    """The keys of engine.<key> as a `Settings` dataclass. Raises ConfigError."""
     known = {f.name: str(f.type) for f in fields(settings)}
     values = {}
-    for key, value in policy.items():
-        if key not in known:
-            choice = f"choose from: {', '.join(sorted(known))}" if known else "this scheduler has none"
-            raise ConfigError(f"engine.policy.{key} is not a setting; {choice}")
-        values[key] = typed(f"policy.{key}", value, known[key])
+    for name, value in policy.items():
+        if name not in known:
+            choice = f"choose from: {', '.join(sorted(known))}" if known else "there is none here"
+            raise ConfigError(f"engine.{key}.{name} is not a setting; {choice}")
+        values[name] = typed(f"{key}.{name}", value, known[name])
     try:
         return settings(**values)
     except ValueError as error:
-        raise ConfigError(f"engine.policy.{error}") from None
+        raise ConfigError(f"engine.{key}.{error}") from None
+
+
+def lanes_of(lanes: Mapping[str, Any]) -> dict[str, LaneSettings]:
+    """engine.lanes. Raises ConfigError."""
+    from engines.lanes import LaneSettings
+
+    found: dict[str, LaneSettings] = {}
+    names: dict[str, str] = {}  # of lanes, by class
+    for name, lane in lanes.items():
+        if lane is not None and not isinstance(lane, Mapping):
+            raise ConfigError(f"engine.lanes.{name}={lane!r}: needs settings, as {{weight: 1}}")
+        found[name] = settings_of(lane or {}, LaneSettings, f"lanes.{name}")
+        for of_class in found[name].classes or (name,):
+            other = names.setdefault(of_class, name)
+            if other != name:
+                raise ConfigError(
+                    f"engine.lanes.{name}.classes={of_class}: is in lane {other} already; one lane for each"
+                )
+    return found
 
 
 def thread_count(threads: int | None) -> int:
@@ -205,13 +242,19 @@ def typed(key: str, value: Any, kind: str) -> Any:
         "bool": isinstance(value, bool),
         "str": isinstance(value, str),
         "tuple[int,": isinstance(value, list | tuple) and all(type(v) is int for v in value),
+        "tuple[str,": isinstance(value, list | tuple) and all(type(v) is str for v in value),
+        "Mapping[str,": isinstance(value, Mapping),
     }[base]
     if not ok or (base == "float" and not math.isfinite(value)):
         words = {"int": "a whole number", "float": "a finite number", "bool": "true or false", "str": "text"}
-        words["tuple[int,"] = "a list of whole numbers"
+        words |= {"tuple[int,": "a list of whole numbers", "tuple[str,": "a list of names"}
+        words["Mapping[str,"] = "keys and values"
         raise ConfigError(f"engine.{key}={value!r}: needs {words[base]}")
-    if base == "tuple[int,":
+    if base.startswith("tuple"):
         return tuple(value)
+    if base == "Mapping[str,":
+        number = "Any" not in kind
+        return {str(k): typed(f"{key}.{k}", v, "float") if number else v for k, v in value.items()}
     return float(value) if base == "float" else value
 
 

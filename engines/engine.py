@@ -168,9 +168,10 @@ class Engine:
         if self._outbox:
             return now
         wakeup = self.scheduler.next_wakeup(now)
-        if wakeup is not None and wakeup > now and self.config.queue_timeout_ms is not None:
-            overdue = self.scheduler.waiting.next_overdue(self.config.queue_timeout_ms / 1e3)
-            wakeup = wakeup if overdue is None else min(wakeup, overdue)
+        if wakeup is not None and wakeup > now:
+            waiting, timeout = self.scheduler.waiting, self.config.queue_timeout_ms
+            ends = [None if timeout is None else waiting.next_overdue(timeout / 1e3), waiting.next_hopeless()]
+            wakeup = min([wakeup, *(end for end in ends if end is not None)])
         return wakeup
 
     # -- an iteration ----------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ class Engine:
             end = self.clock()
             pad_rows = result.backend_pad_rows
             self._publish(plan, sampled, result, end)
-        self.scheduler.published(plan)
+        self.scheduler.published(plan, end - start)
         self._dismiss(end)
         self._force_preemption(sampled)
         self.gate.passed(entered, why is not None, now, end)
@@ -289,14 +290,17 @@ class Engine:
                 self._answer(live, Output(live.seq.seq_id, (), "error", message))
 
     def _expire(self, now: float) -> None:
-        timeout = self.config.queue_timeout_ms
-        if timeout is None:
-            return
-        for seq in self.scheduler.waiting.overdue(now, timeout / 1e3):
-            live = self._live[seq.seq_id]
-            self._end(live, "queue_timeout")
-            self._answer(live, Output(seq.seq_id, (), "queue_timeout"))
-        self._dismiss(now)
+        """End those that have waited too long and those that cannot make their deadline."""
+        waiting, timeout = self.scheduler.waiting, self.config.queue_timeout_ms
+        overdue = [] if timeout is None else waiting.overdue(now, timeout / 1e3)
+        hopeless = [seq for seq in waiting.hopeless(now) if seq not in overdue]
+        for reason, ended in (("queue_timeout", overdue), ("deadline", hopeless)):
+            for seq in ended:
+                live = self._live[seq.seq_id]
+                self._end(live, reason)
+                self._answer(live, Output(seq.seq_id, (), reason))
+        if overdue or hopeless:
+            self._dismiss(now)
 
     def _force_preemption(self, sampled: list[Entry]) -> None:
         """Tests: engine.preempt_every and engine.preempt_seed."""

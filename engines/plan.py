@@ -50,6 +50,10 @@ class Plan:
     def add_ended(self, seq: Sequence) -> None:
         self._append(Entry(seq, 1, Kind.ENDED, 0))
 
+    def ends_with(self, seq: Sequence) -> bool:
+        """Whether it is what was added last."""
+        return bool(self.entries) and self.entries[-1].seq is seq
+
     def drop(self, seq: Sequence) -> None:
         """Take back what was planned for a sequence that has just been preempted; its tokens return to the
         budget."""

@@ -1,4 +1,9 @@
-"""First come, first served. A preempted sequence came before everyone who waits: its place is in front."""
+"""First come, first served.
+
+    key = arrival
+
+A preempted sequence came before everyone who waits: its place is in front. Bound: a request waits for those
+that came before it and for nobody else."""
 
 from __future__ import annotations
 

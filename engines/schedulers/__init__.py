@@ -22,7 +22,8 @@ def scheduler_class(name: str) -> type[Scheduler]:
 def build(config: EngineConfig, pool: BlockPool, num_host_blocks: int = 0) -> Scheduler:
     """The scheduler that the configuration names, with the objects for its other decisions.
     `num_host_blocks`: of host memory, for preemption=swap."""
-    waiting = queues.queue_class(config.queue)()
-    return scheduler_class(config.scheduler)(
+    scheduler = scheduler_class(config.scheduler)
+    waiting = queues.build(config, scheduler.whole_prompts)
+    return scheduler(
         config, pool, waiting, reservation.build(config), preemption.build(config, waiting, num_host_blocks)
     )

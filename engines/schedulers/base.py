@@ -1,12 +1,12 @@
 """What all schedulers share: the seats, the queue, the KV pool, and how a sequence moves between them.
 
 A subclass decides in `schedule` who gets how many tokens of the next iteration. `running` is in the order in
-which seats were given: to the head of the queue, unless a subclass says otherwise."""
+which seats were given."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +26,7 @@ class NoSettings:
 
 class Scheduler(ABC):
     whole_prompts: ClassVar[bool] = False  # it never cuts a prompt: the budget must hold the longest
+    in_turn: ClassVar[bool] = True  # it takes who is next from `entering`; else it cannot have lanes
     Settings: ClassVar[type[Any]] = (
         NoSettings  # a frozen dataclass: the keys of engine.policy; may raise ValueError
     )
@@ -73,16 +74,18 @@ class Scheduler(ABC):
     def add(self, seq: Sequence) -> None:
         self.waiting.push(seq)
 
-    def published(self, plan: Plan) -> None:
-        """The pass of `plan` is over, and what has ended has left. For rules that count what was done."""
+    def published(self, plan: Plan, seconds: float) -> None:
+        """The pass of `plan` is over, after so long, and what has ended has left. For rules that count what
+        was done."""
         for entry in plan.entries:
             self.waiting.served(entry.seq, entry.num_tokens)
+        self.waiting.passed(plan.num_tokens, seconds)
 
     def finish(self, seq: Sequence) -> None:
         """The answer has ended, or nobody wants it any more: seat and KV are free. Harmless when repeated."""
         if seq in self.running:
             self.running.remove(seq)
-        self.waiting.remove(seq)
+        self.waiting.gone(seq)
         self.release(seq)
         seq.status = Status.FINISHED
 
@@ -94,6 +97,10 @@ class Scheduler(ABC):
         """Tokens that the iteration may still take."""
         return self.config.max_num_batched_tokens - plan.num_tokens
 
+    def prompt_budget(self, seq: Sequence, plan: Plan) -> int:
+        """Tokens of its prompt that the iteration may still take: its lane may have a budget of its own."""
+        return min(self.budget(plan), self.waiting.budget(seq, plan))
+
     def free_seats(self) -> int:
         return self.config.max_num_seqs - len(self.running)
 
@@ -104,19 +111,30 @@ class Scheduler(ABC):
     def release(self, seq: Sequence) -> None:
         """Its KV is nobody's any more; what the prefix cache keeps of it can be found until it is evicted."""
         self.pool.release(seq.block_table)
+        self.preemption.forget(seq)
         seq.num_computed = seq.num_published = 0
 
-    def head(self) -> Sequence:
-        """The sequence whose turn it is, looked up."""
-        return self.look_up(self.waiting.head)
+    def entering(self, plan: Plan, partial: Iterable[Sequence] = ()) -> Iterator[Sequence]:
+        """Who may enter, the next one each time that it is asked for, looked up. Whoever has not been added
+        to `plan` by then could not enter, and nobody overtakes it (in its lane, if there are lanes). Running
+        sequences of `partial`, whose prompts are partly computed, come before those that wait (of their
+        lane).
 
-    def in_line(self) -> Iterator[Sequence]:
-        """Those that wait, in the order of service, each looked up when it is its turn."""
-        return (self.look_up(seq) for seq in self.waiting)
+        KV that was taken from someone is not for a newcomer of the same iteration (vLLM V1)."""
+        if not partial and not self.free_seats():
+            return
+        for seq in self.waiting.in_turn(plan, partial):
+            if seq.status is Status.RUNNING:
+                yield seq
+            elif self.free_seats() > 0 and not plan.preempted:
+                yield self.look_up(seq)
 
     def look_up(self, seq: Sequence) -> Sequence:
         """What the prefix cache has of a waiting sequence counts as computed: `remaining` is what a seat
-        would cost it now. Its newest token never does, since somebody has to yield the next one."""
+        would cost it now. Its newest token never does, since somebody has to yield the next one. What was
+        put away in host memory counts as it is."""
+        if seq.swapped:
+            return seq
         most = (seq.num_tokens - 1) // self.pool.block_size
         seq.num_computed = len(self.pool.find(seq.block_keys, most)) * self.pool.block_size
         return seq
@@ -133,9 +151,9 @@ class Scheduler(ABC):
 
     def admit(self, seq: Sequence, num_tokens: int) -> bool:
         """Give a waiting sequence a seat, if there is KV for its first `num_tokens` and, while others run,
-        the watermark stays free."""
+        the watermark stays free. What the prefix cache or the host has of it comes first."""
         hit = self._hit(seq)
-        if len(hit) * self.pool.block_size < seq.num_computed:
+        if not seq.swapped and len(hit) * self.pool.block_size < seq.num_computed:
             self.look_up(seq)  # those admitted before it have taken what it would have found
             return False
         wanted = self.reservation.tokens(seq, seq.num_computed + num_tokens)
@@ -150,7 +168,8 @@ class Scheduler(ABC):
         if not self.pool.grow(seq.block_table, wanted, hit):
             return False
         seq.start(len(hit))
-        self.waiting.remove(seq)
+        self.preemption.restore(seq, len(hit))
+        self.waiting.entered(seq)
         self.running.append(seq)
         seq.status = Status.RUNNING
         return True

@@ -23,12 +23,8 @@ class ContinuousScheduler(Scheduler):
             if self.make_room(seq, 1, plan):
                 plan.add(seq, 1)
 
-        # KV that was taken from someone is not for a newcomer of the same iteration (vLLM V1). In order of
-        # arrival the victim is the head and would not fit; the rule does not depend on that order.
-        while not plan.preempted and self.waiting and self.free_seats():
-            seq = self.head()
+        for seq in self.entering(plan):
             prompt = seq.remaining  # of a preempted sequence: prompt and answer so far
-            if prompt > self.budget(plan) or not self.admit(seq, prompt):
-                break  # nobody overtakes the head of the queue
-            plan.add(seq, prompt)
+            if prompt <= self.budget(plan) and self.admit(seq, prompt):
+                plan.add(seq, prompt)
         return plan

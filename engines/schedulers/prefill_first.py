@@ -18,11 +18,9 @@ class PrefillFirstScheduler(Scheduler):
 
     def schedule(self, now: float) -> Plan:
         plan = Plan()
-        while self.waiting and self.free_seats():
-            seq = self.head()
-            if seq.remaining > self.budget(plan) or not self.admit(seq, seq.remaining):
-                break  # nobody overtakes the head of the queue
-            plan.add(seq, seq.remaining)
+        for seq in self.entering(plan):
+            if seq.remaining <= self.budget(plan) and self.admit(seq, seq.remaining):
+                plan.add(seq, seq.remaining)
 
         if not plan.entries:
             for seq in self.seated():

@@ -43,6 +43,7 @@ class SlicedSettings:
 
 class SlicedScheduler(StaticScheduler):
     whole_prompts = True
+    in_turn = False
     Settings = SlicedSettings
 
     def __init__(self, *args: Any) -> None:
@@ -56,8 +57,8 @@ class SlicedScheduler(StaticScheduler):
         super().limit(config)
         self._planned = []  # they were cut to other limits
 
-    def published(self, plan: Plan) -> None:
-        super().published(plan)
+    def published(self, plan: Plan, seconds: float) -> None:
+        super().published(plan, seconds)
         self._iterations -= 1
         if self._iterations == 0:
             for seq in list(self.running):

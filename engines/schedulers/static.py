@@ -86,18 +86,17 @@ class StaticScheduler(Scheduler):
 
     def _next_batch(self) -> list[Sequence]:
         """As much of the queue, from its head, as seats, the token budget and KV allow."""
-        batch: list[Sequence] = []
+        batch = Plan()
         longest = total = blocks = 0
-        for seq in self.in_line():
-            longest = max(longest, seq.remaining)
-            total += seq.remaining
-            tokens = longest * (len(batch) + 1) if self.config.left_pad else total
-            blocks += self.missing(seq, self.reservation.tokens(seq, seq.num_tokens))
-            full = len(batch) == self.config.max_num_seqs
-            if full or tokens > self.config.max_num_batched_tokens or blocks > self.pool.available:
-                break
-            batch.append(seq)
-        return batch
+        for seq in self.entering(batch):
+            length, size = max(longest, seq.remaining), len(batch.entries) + 1
+            tokens = length * size if self.config.left_pad else total + seq.remaining
+            needed = blocks + self.missing(seq, self.reservation.tokens(seq, seq.num_tokens))
+            full = size > self.config.max_num_seqs or tokens > self.config.max_num_batched_tokens
+            if not full and needed <= self.pool.available:
+                batch.add(seq, seq.remaining)
+                longest, total, blocks = length, total + seq.remaining, needed
+        return [entry.seq for entry in batch.entries]
 
     def _ready_at(self, now: float) -> float:
         """When the next batch may start: at once if it is full, else when the oldest has waited enough."""

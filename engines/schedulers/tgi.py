@@ -1,14 +1,20 @@
-"""Text Generation Inference v3 without prefill chunking (router, `batching_task`).
+"""Text Generation Inference v3 without prefill chunking (backends/v3, `batching_task`).
 
-    the batch is empty: the head of the queue and who fits behind it form it; their prompts are computed
-    otherwise, before each decode: how many must join at least, for the decodes to be worth an interruption?
-        1                                        if max_waiting_tokens decodes have passed since the last time
-        floor(batch size * waiting_served_ratio) before that
-    if so many fit: their prompts are computed alone, the others pause, and then all go on together
-    otherwise: every running sequence decodes one token
+    1. the batch is empty: the head of the queue and who fits behind it form it; their prompts are computed
+    2. before each decode, how many must be able to join, for the decodes to be worth an interruption?
+           1                                            if waited >= max_waiting_tokens
+           floor(size of the batch * waiting_served_ratio)  before that
+    3. if so many can: their prompts are computed alone while the batch pauses; waited = 1
+    4. a decode for everyone; waited += 1
+
+waited is 1 after a prefill, as in TGI: max_waiting_tokens=20 lets anybody in after 19 decodes. An
+interruption is always followed by a decode (TGI has no way back to 2 without 4); the prefill that forms a
+batch is not.
 
 The KV of prompt and limit is reserved at entry (reservation=prompt_plus_max_tokens), so nobody is ever
-preempted. policy.max_batch_prefill_tokens bounds the prompts of one such iteration."""
+preempted: TGI's max_batch_total_tokens is the KV pool here, and its worst case is one token less, since the
+last token of an answer is never computed. policy.max_batch_prefill_tokens bounds the prompts of one
+iteration. An error costs the requests of its pass, not the whole batch."""
 
 from __future__ import annotations
 
@@ -38,40 +44,51 @@ class TgiScheduler(Scheduler):
     whole_prompts = True
     Settings = TgiSettings
 
-    _waited = 0  # decodes since somebody joined
+    _waited = 1
+    _decode_next = False  # the batch has just been interrupted
 
     def schedule(self, now: float) -> Plan:
         plan = Plan()
-        least = 1
-        if self.running and self._waited < self.settings.max_waiting_tokens:
-            least = int(len(self.running) * self.settings.waiting_served_ratio)
-        joining = self._next_batch()
-        if joining and len(joining) >= least:
-            for seq in joining:
-                if not self.admit(seq, seq.remaining):
-                    break  # somebody else's KV is in the way after all
-                plan.add(seq, seq.remaining)
+        if not (self.running and self._decode_next):
+            self._join(plan)
         if plan.entries:
-            self._waited = 0
             return plan
 
+        self._decode_next = False
         self._waited += 1
         for seq in self.seated():
             if self.make_room(seq, 1, plan):
                 plan.add(seq, 1)
         return plan
 
+    def _join(self, plan: Plan) -> None:
+        joining = self._next_batch()
+        if not joining or len(joining) < self._least():
+            return
+        self._decode_next = bool(self.running)
+        self._waited = 1
+        for seq in joining:
+            if not self.admit(seq, seq.remaining):
+                break  # somebody else's KV is in the way after all
+            plan.add(seq, seq.remaining)
+
+    def _least(self) -> int:
+        """How many must join for an interruption to be worth it."""
+        if not self.running or self._waited >= self.settings.max_waiting_tokens:
+            return 1
+        return int(len(self.running) * self.settings.waiting_served_ratio)
+
     def _next_batch(self) -> list[Sequence]:
         """Who could join now: from the head of the queue, as far as seats, prefill budget and KV reach."""
-        batch: list[Sequence] = []
+        batch = Plan()
         budget = self.settings.max_batch_prefill_tokens or self.config.max_num_batched_tokens
-        tokens = blocks = 0
-        for seq in self.in_line():
-            tokens += seq.remaining
-            blocks += self.missing(seq, self.reservation.tokens(seq, seq.num_tokens))
-            first = not batch and not self.running  # a prompt above the budget still runs, alone
-            over = tokens > budget and not first
-            if over or len(batch) == self.free_seats() or blocks > self.pool.available:
-                break
-            batch.append(seq)
-        return batch
+        blocks = 0
+        for seq in self.entering(batch):
+            needed = blocks + self.missing(seq, self.reservation.tokens(seq, seq.num_tokens))
+            first = not batch.entries and not self.running  # a prompt above the budget still runs, alone
+            over = batch.num_tokens + seq.remaining > budget and not first
+            full = len(batch.entries) == self.free_seats()
+            if not over and not full and needed <= self.pool.available:
+                batch.add(seq, seq.remaining)
+                blocks = needed
+        return [entry.seq for entry in batch.entries]

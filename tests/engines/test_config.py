@@ -15,11 +15,11 @@ GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"
     ("change", "message"),
     [
         ({"scheduler": "magic"}, "engine.scheduler=magic: choose from chunked, continuous, dynamic"),
-        ({"queue": "lifo"}, "engine.queue=lifo: choose from fcfs"),
+        ({"queue": "lifo"}, "engine.queue=lifo: choose from .*fcfs"),
         ({"scheduler": "no_such:Thing"}, "engine.scheduler=no_such:Thing: cannot be imported"),
         ({"scheduler": "engines.plan:Plan"}, "engine.scheduler=engines.plan:Plan: is not a subclass of"),
         ({"victim": "oldest"}, "engine.victim=oldest: choose from newest, least_urgent"),
-        ({"policy": {"colour": 1}}, "engine.policy.colour is not a setting; this scheduler has none"),
+        ({"policy": {"colour": 1}}, "engine.policy.colour is not a setting; choose from: "),
         ({"reservation": "all"}, "engine.reservation=all: choose from on_demand"),
         ({"max_num_seqs": 0}, "engine.max_num_seqs=0: needs a whole number above 0"),
         ({"max_waiting_requests": 0}, "engine.max_waiting_requests=0: needs a whole number above 0"),

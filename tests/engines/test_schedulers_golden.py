@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from engines.queues.fcfs import FcfsQueue
@@ -137,9 +139,11 @@ def test_chunked_takes_back_the_token_of_a_victim_it_had_planned() -> None:
 
 
 class SmallestFirst(FcfsQueue):
-    @property
-    def head(self) -> Sequence:
-        return min(self, key=lambda seq: seq.remaining)
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(sorted(super().__iter__(), key=lambda seq: seq.remaining))
+
+    def disorder(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize("name", ["continuous", "chunked"])

@@ -1,0 +1,86 @@
+"""Which waiting requests run out of time: deadlines against the least time that a request still needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+
+from engines.sequence import Sequence, Status
+
+
+class LeastTime:
+    """The least time that a sequence needs until its last token, by the fastest passes that were seen lately:
+    alone on the engine it would not be faster. 0 as long as nothing was seen."""
+
+    FORGET = 1 / 64  # a pass raises the least time by so much, unless it was as fast
+
+    def __init__(self, answer_tokens: int = 1) -> None:
+        self.answer_tokens = answer_tokens  # that an answer has at least
+        self.token_s = 0.0
+        self.step_s = 0.0
+
+    def passed(self, num_tokens: int, seconds: float) -> None:
+        if num_tokens > 0 and seconds > 0:
+            self.step_s = self._least(self.step_s, seconds)
+            self.token_s = self._least(self.token_s, seconds / num_tokens)
+
+    def _least(self, known: float, seen: float) -> float:
+        return min(seen, known * (1 + self.FORGET)) if known else seen
+
+    def of(self, seq: Sequence) -> float:
+        produced = seq.num_tokens - seq.prompt_len
+        decodes = max(0, self.answer_tokens - produced - 1)
+        return max(seq.remaining * self.token_s, self.step_s) + decodes * self.step_s
+
+
+class Deadlines:
+    """Waiting sequences by the last moment at which they may start and still make it, `margin` seconds
+    earlier. Kept at the speed that was known when they came; whoever seems late is looked at again."""
+
+    DRIFT = 1.25  # the speed has changed by so much: everyone is looked at again
+
+    def __init__(self, least: LeastTime, margin: float = 0.0) -> None:
+        self._least = least
+        self._margin = margin
+        self._heap: list[tuple[float, int, float, Sequence]] = []  # last moment, seq_id, deadline
+        self._speed = 0.0
+        self._sweep_at = 64
+
+    def push(self, seq: Sequence, deadline: float) -> None:
+        heappush(self._heap, self._entry(seq, deadline))
+        if len(self._heap) >= self._sweep_at:
+            self._sweep()
+
+    def late(self, now: float) -> list[Sequence]:
+        """Those that have not had a seat and would miss their deadline if they started later than now, given
+        the margin. They are forgotten."""
+        speed = self._least.token_s
+        if not self._speed / self.DRIFT <= speed <= self._speed * self.DRIFT:
+            self._speed = speed
+            self._sweep()
+        found = []
+        while self._heap and self._heap[0][0] < now:
+            _, _, deadline, seq = heappop(self._heap)
+            if seq.status is Status.WAITING:
+                entry = self._entry(seq, deadline)
+                if entry[0] < now:
+                    found.append(seq)
+                else:
+                    heappush(self._heap, entry)
+        return found
+
+    def next(self) -> float | None:
+        """The last moment of the first of them."""
+        while self._heap and self._heap[0][3].status is not Status.WAITING:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def _entry(self, seq: Sequence, deadline: float) -> tuple[float, int, float, Sequence]:
+        return deadline - self._least.of(seq) - self._margin, seq.seq_id, deadline, seq
+
+    def _sweep(self) -> None:
+        """Drop those that have entered or gone, at a cost of O(1) for each that came."""
+        left: Iterable[tuple[float, int, float, Sequence]] = self._heap
+        self._heap = [self._entry(seq, due) for _, _, due, seq in left if seq.status is Status.WAITING]
+        heapify(self._heap)
+        self._sweep_at = max(64, 2 * len(self._heap))
