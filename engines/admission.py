@@ -95,8 +95,8 @@ def _never(asked: Asked, state: State, limits: EngineConfig) -> Decision | None:
     if asked.most_blocks > state.kv_usable:
         message = (
             f"prompt and max_tokens ({asked.prompt_tokens} + {asked.max_tokens}) need {asked.most_blocks} KV "
-            f"blocks of {limits.block_size} tokens: the pool of {state.kv_usable + 1} leaves "
-            f"{state.kv_usable} (engine.num_kv_blocks)"
+            f"blocks of {limits.block_size} tokens: engine.num_kv_blocks={state.kv_usable + 1} leaves "
+            f"{state.kv_usable}"
         )
         return Decision("reject", "never_fits", message, 400)
     return None
