@@ -1,35 +1,59 @@
-"""Which waiting requests run out of time: deadlines against the least time that a request still needs."""
+"""Which waiting requests run out of time: deadlines, and the least time that a request still needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from engines.sequence import Sequence, Status
 
 
+PACES = ("fastest", "usual")
+
+
+@dataclass(frozen=True)
+class DropSettings:
+    """Who is ended since its deadline is out of reach."""
+
+    drop: bool = True
+    pace: str = "fastest"  # of the passes to come: as the fastest lately, or as they usually were
+    least_answer: int = 1  # tokens that an answer has at least
+
+    def __post_init__(self) -> None:
+        if self.pace not in PACES:
+            raise ValueError(f"pace={self.pace}: choose from {', '.join(PACES)}")
+        if self.least_answer < 1:
+            raise ValueError(f"least_answer={self.least_answer}: needs 1 or more tokens")
+
+
 class LeastTime:
-    """The least time that a sequence needs until its last token, by the fastest passes that were seen lately:
-    alone on the engine it would not be faster. 0 as long as nothing was seen."""
+    """The least time that a sequence needs until its last token, at the pace of the passes seen lately. By the
+    fastest of them nobody could be faster, alone on the engine; by the usual one it is a forecast. 0 as long
+    as nothing was seen."""
 
-    FORGET = 1 / 64  # a pass raises the least time by so much, unless it was as fast
+    FORGET = 1 / 64  # `fastest`: so much slower with each pass that was not as fast
+    FOLLOW = 1 / 16  # `usual`: what one pass weighs
 
-    def __init__(self, answer_tokens: int = 1) -> None:
-        self.answer_tokens = answer_tokens  # that an answer has at least
+    def __init__(self, settings: DropSettings) -> None:
+        self._settings = settings
         self.token_s = 0.0
         self.step_s = 0.0
 
     def passed(self, num_tokens: int, seconds: float) -> None:
         if num_tokens > 0 and seconds > 0:
-            self.step_s = self._least(self.step_s, seconds)
-            self.token_s = self._least(self.token_s, seconds / num_tokens)
+            self.step_s = self._follow(self.step_s, seconds)
+            self.token_s = self._follow(self.token_s, seconds / num_tokens)
 
-    def _least(self, known: float, seen: float) -> float:
-        return min(seen, known * (1 + self.FORGET)) if known else seen
+    def _follow(self, known: float, seen: float) -> float:
+        if not known:
+            return seen
+        if self._settings.pace == "usual":
+            return known + (seen - known) * self.FOLLOW
+        return min(seen, known * (1 + self.FORGET))
 
     def of(self, seq: Sequence) -> float:
         produced = seq.num_tokens - seq.prompt_len
-        decodes = max(0, self.answer_tokens - produced - 1)
+        decodes = max(0, self._settings.least_answer - produced - 1)
         return max(seq.remaining * self.token_s, self.step_s) + decodes * self.step_s
 
 
@@ -80,7 +104,7 @@ class Deadlines:
 
     def _sweep(self) -> None:
         """Drop those that have entered or gone, at a cost of O(1) for each that came."""
-        left: Iterable[tuple[float, int, float, Sequence]] = self._heap
-        self._heap = [self._entry(seq, due) for _, _, due, seq in left if seq.status is Status.WAITING]
+        waiting = [(seq, due) for _, _, due, seq in self._heap if seq.status is Status.WAITING]
+        self._heap = [self._entry(seq, due) for seq, due in waiting]
         heapify(self._heap)
         self._sweep_at = max(64, 2 * len(self._heap))

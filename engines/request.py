@@ -38,7 +38,7 @@ class Output:
 
     seq_id: int
     token_ids: tuple[int, ...]
-    finish_reason: str | None = None  # stop | length | abort | queue_timeout | error
+    finish_reason: str | None = None  # stop | length | abort | queue_timeout | deadline | error
     error: str | None = None
 
 

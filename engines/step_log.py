@@ -79,7 +79,7 @@ class RequestRecord:
     admitted_ns: int | None = None  # first scheduled
     first_token_ns: int | None = None
     finish_ns: int | None = None  # its blocks are free
-    finish_reason: str | None = None  # stop | length | abort | queue_timeout | refused | error
+    finish_reason: str | None = None  # stop | length | abort | queue_timeout | deadline | refused | error
     refusal: str | None = None
     output_tokens: int = 0
     preemptions: int = 0

@@ -4,9 +4,10 @@
     before each iteration: end those that never had a seat, if now + the least time they need > deadline
 
 EDF meets every deadline that any order could, as long as there is no overload; under overload, serving what
-is late already makes the next one late as well. Hence the drop: its time goes to those that can still make
-it. The least time is optimistic (engines/deadlines.py): nobody is dropped who could have made it at the speed
-seen lately. `least_answer` says how many tokens an answer has at least.
+is late already makes the next one late as well. Hence the drop: its time goes to those that can still make it.
+The least time is measured (engines/deadlines.py). pace=fastest drops nobody who could have made it at the
+speed of the fastest passes lately; pace=usual is a forecast and drops earlier. least_answer says how many
+tokens an answer has at least.
 
 Requests without a deadline come after those with one, by arrival, or get default_deadline_ms.
 
@@ -19,20 +20,17 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from engines.deadlines import Deadlines, LeastTime
+from engines.deadlines import Deadlines, DropSettings, LeastTime
 from engines.queues.base import Key, WaitingQueue
 from engines.sequence import Sequence, Status
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlineSettings:
-    drop: bool = True
-    least_answer: int = 1
+@dataclass(frozen=True)
+class DeadlineSettings(DropSettings):
     default_deadline_ms: float | None = None  # orders those without one; they are not dropped
 
     def __post_init__(self) -> None:
-        if self.least_answer < 1:
-            raise ValueError(f"least_answer={self.least_answer}: needs 1 or more tokens")
+        DropSettings.__post_init__(self)
         if self.default_deadline_ms is not None and not self.default_deadline_ms > 0:
             raise ValueError(f"default_deadline_ms={self.default_deadline_ms}: needs more than 0, or null")
 
@@ -42,7 +40,7 @@ class DeadlineQueue(WaitingQueue):
 
     def __init__(self, settings: Any = None) -> None:
         super().__init__(settings)
-        self._least = LeastTime(self.settings.least_answer)
+        self._least = LeastTime(self.settings)
         self._deadlines = Deadlines(self._least)
 
     def key(self, seq: Sequence) -> Key:

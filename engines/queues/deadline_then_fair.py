@@ -18,25 +18,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from engines.deadlines import Deadlines, LeastTime
+from engines.deadlines import Deadlines, DropSettings, LeastTime
 from engines.queues.fair import FairQueue, FairSettings
 from engines.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlineThenFairSettings(FairSettings):
+@dataclass(frozen=True)
+class DeadlineThenFairSettings(FairSettings, DropSettings):
     margin_ms: float = 500.0
     ahead_tokens: float = 8192.0  # at weight 1
-    drop: bool = True
-    least_answer: int = 1
 
     def __post_init__(self) -> None:
         FairSettings.__post_init__(self)
+        DropSettings.__post_init__(self)
         for name in ("margin_ms", "ahead_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: needs 0 or more")
-        if self.least_answer < 1:
-            raise ValueError(f"least_answer={self.least_answer}: needs 1 or more tokens")
 
 
 class DeadlineThenFairQueue(FairQueue):
@@ -44,7 +41,7 @@ class DeadlineThenFairQueue(FairQueue):
 
     def __init__(self, settings: Any = None) -> None:
         super().__init__(settings)
-        self._least = LeastTime(self.settings.least_answer)
+        self._least = LeastTime(self.settings)
         self._lost = Deadlines(self._least)
         self._pressing = Deadlines(self._least, self.settings.margin_ms / 1e3)
         self._urgent: list[tuple[float, int, Sequence]] = []  # by deadline
