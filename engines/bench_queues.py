@@ -1,7 +1,7 @@
 """What an order of the queue changes, in virtual time: `python -m engines.bench_queues [--seed N]`.
 
-A pass takes STEP_S plus TOKEN_S for each token in it; there is no model. Everything else is the engine itself,
-so the same seed gives the same figures on every machine. Three questions:
+A pass takes STEP_S plus TOKEN_S for each token in it; there is no model. Everything else is the engine
+itself, so the same seed gives the same figures on every machine. Three questions:
 
     deadlines   how many requests miss theirs where the load is more than the engine can do?
     tenants     what does a tenant that floods the engine take from one that does not?

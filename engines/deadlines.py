@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
+from math import inf, nextafter
 
 from engines.sequence import Sequence, Status
-
 
 PACES = ("fastest", "usual")
 
@@ -27,9 +27,9 @@ class DropSettings:
 
 
 class LeastTime:
-    """The least time that a sequence needs until its last token, at the pace of the passes seen lately. By the
-    fastest of them nobody could be faster, alone on the engine; by the usual one it is a forecast. 0 as long
-    as nothing was seen."""
+    """The least time that a sequence needs until its last token, at the pace of the passes seen lately. By
+    the fastest of them nobody could be faster, alone on the engine; by the usual one it is a forecast. 0 as
+    long as nothing was seen."""
 
     FORGET = 1 / 64  # `fastest`: so much slower with each pass that was not as fast
     FOLLOW = 1 / 16  # `usual`: what one pass weighs
@@ -94,10 +94,17 @@ class Deadlines:
         return found
 
     def next(self) -> float | None:
-        """The last moment of the first of them."""
-        while self._heap and self._heap[0][3].status is not Status.WAITING:
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        """When `late` has somebody next, at the pace known now."""
+        while self._heap:
+            moment, _, deadline, seq = self._heap[0]
+            entry = self._entry(seq, deadline)
+            if seq.status is not Status.WAITING:
+                heappop(self._heap)
+            elif entry[0] > moment:
+                heapreplace(self._heap, entry)
+            else:
+                return nextafter(moment, inf)
+        return None
 
     def _entry(self, seq: Sequence, deadline: float) -> tuple[float, int, float, Sequence]:
         return deadline - self._least.of(seq) - self._margin, seq.seq_id, deadline, seq

@@ -65,7 +65,7 @@ class Lanes(WaitingQueue):
         whole_prompts: bool,
     ) -> None:
         super().__init__()
-        self.lanes = {DEFAULT: LaneSettings(), **lanes}
+        self.lanes = {**lanes, DEFAULT: lanes.get(DEFAULT, LaneSettings())}
         self._queues = {name: order(lane) for name, lane in self.lanes.items()}
         self._lane_of = {c: name for name, lane in self.lanes.items() for c in lane.classes or (name,)}
         heaviest_first = sorted(self.lanes, key=lambda name: -self.lanes[name].weight)

@@ -4,8 +4,8 @@
     before each iteration: end those that never had a seat, if now + the least time they need > deadline
 
 EDF meets every deadline that any order could, as long as there is no overload; under overload, serving what
-is late already makes the next one late as well. Hence the drop: its time goes to those that can still make it.
-The least time is measured (engines/deadlines.py). pace=fastest drops nobody who could have made it at the
+is late already makes the next one late as well. Hence the drop: its time goes to those that can still make
+it. The least time is measured (engines/deadlines.py). pace=fastest drops nobody who could have made it at the
 speed of the fastest passes lately; pace=usual is a forecast and drops earlier. least_answer says how many
 tokens an answer has at least.
 
