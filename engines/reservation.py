@@ -7,7 +7,7 @@ next tokens, but lets nobody in whose future would not fit."""
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -48,7 +48,8 @@ class PredictedPeak(Reservation):
         peak = max over i of  left_i * (i + 1) + sum of what the first i + 1 have now
 
     A wrong prediction costs a preemption. The paper draws the lengths at random, here they are a quantile:
-    the same requests give the same batches."""
+    the same requests give the same batches. lightllm's own router guesses left_i without a history, as a
+    share of what i has produced. What i has is counted in whole blocks."""
 
     WINDOW = 1000
     QUANTILE = 0.9
@@ -64,24 +65,27 @@ class PredictedPeak(Reservation):
         self._latest.append(length)
         insort(self._sorted, length)
         if len(self._latest) > self.WINDOW:
-            self._sorted.remove(self._latest.popleft())
+            del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
 
     def left(self, seq: Sequence) -> int:
         """Tokens that it is expected to produce yet, at least 1."""
         produced = seq.num_tokens - seq.prompt_len
-        longer = self._sorted[bisect_right(self._sorted, produced) :]
+        known = len(self._sorted)
+        longer = known - bisect_right(self._sorted, produced)
         length = seq.max_tokens
-        if len(self._sorted) >= self.LEAST and longer:
-            length = min(length, longer[int(self.QUANTILE * (len(longer) - 1))])
+        if known >= self.LEAST and longer:
+            length = min(length, self._sorted[known - longer + int(self.QUANTILE * (longer - 1))])
         return max(1, length - produced)
 
     def admits(self, seq: Sequence, running: Iterable[Sequence], pool: BlockPool) -> bool:
         everyone = sorted(((self.left(s), s.num_tokens) for s in [*running, seq]), reverse=True)
-        have = peak = 0
+        size, capacity = pool.block_size, pool.usable * pool.block_size
+        have = 0
         for count, (left, tokens) in enumerate(everyone, start=1):
-            have += pool.blocks_for(tokens) * pool.block_size
-            peak = max(peak, left * count + have)
-        return len(everyone) == 1 or peak <= pool.usable * pool.block_size
+            have += -(-tokens // size) * size
+            if left * count + have > capacity:
+                return len(everyone) == 1
+        return True
 
 
 def build(config: EngineConfig) -> Reservation:

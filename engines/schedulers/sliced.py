@@ -9,7 +9,11 @@
 
 Within a slice it is a static batch: a row that has ended is computed to the border (pad_finished). No answer
 holds others up for longer than a slice, and KV never runs out; the price is a prefill per slice. With a
-prefix cache that price is nearly gone, since the blocks of the slice before are still there."""
+prefix cache that price is nearly gone, since the blocks of the slice before are still there.
+
+Other than in the paper: one instance, so batches run in the order of their oldest request rather than longest
+job first; KV is in blocks and holds no pads, so a batch needs the sum of its own rooms; costs are settings
+rather than fitted; a batch all of whose answers have ended does not run on."""
 
 from __future__ import annotations
 
@@ -73,10 +77,12 @@ class SlicedScheduler(StaticScheduler):
         self.waiting.push(seq)
 
     def _prefill(self, batch: list[Sequence]) -> Plan:
-        self._planned = self._planned[1:]
         self._rooms = {seq.seq_id: self._room(seq) for seq in batch}
         self._iterations = self.settings.slice_tokens
-        return super()._prefill([self.look_up(seq) for seq in batch])
+        plan = super()._prefill([self.look_up(seq) for seq in batch])
+        behind = batch[len(plan.entries) :]  # a watermark was in their way: they are next, in this round
+        self._planned = ([behind] if behind else []) + self._planned[1:]
+        return plan
 
     def _room(self, seq: Sequence) -> int:
         """Tokens that it needs KV for until its slice is over."""
