@@ -6,18 +6,23 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
-from prometheus_client.metrics_core import Metric
-
 from engines.server.engine_client import EngineClient, Stream
+from engines.server.exposition import Page
 from engines.stats import Stats
 from engines.tenants import Labels
 
 MOST_CLASSES = 20
 WINDOW_S = 10.0
 EVERY_S = 0.5
-OUTCOMES = ("stop", "length", "abort", "error", "refused")
+_QUEUE = (  # name, attribute of QueueState, text
+    ("running", "running", "Sequences with a seat."),
+    ("waiting", "waiting", "Requests in the queue."),
+    ("waiting_tokens", "waiting_tokens", "Tokens of requests in the queue."),
+    ("kv_live_blocks", "kv_live", "KV blocks in use."),
+    ("kv_usable_blocks", "kv_usable", "KV blocks of the pool."),
+    ("admissible_requests", "admissible", "How many more requests could get a seat now."),
+    ("estimated_wait_seconds", "wait_s", "Until what waits has a seat, by recent throughput."),
+)
 
 
 class Speeds:
@@ -50,14 +55,15 @@ class Breakdown:
     """Counts of ended requests and of their tokens along each axis, one axis at a time: their product would
     not be bounded by much."""
 
-    def __init__(self, engine: EngineClient, routes: Sequence[str], tenants: int) -> None:
+    def __init__(self, engine: EngineClient, page: Page, routes: Sequence[str], tenants: int) -> None:
         self._engine = engine
+        self._page = page
         self._routes = list(routes)
         self._labels: Mapping[str, Labels] = {
             "tenant": Labels(tenants),
             "request_class": Labels(MOST_CLASSES),
             "route": Labels(len(routes) + 1),
-            "model_name": Labels(MOST_CLASSES),
+            "model": Labels(MOST_CLASSES),
             "endpoint": Labels(MOST_CLASSES),
         }
         self._requests: Counter[tuple[str, str, str]] = Counter()  # axis, label, outcome
@@ -82,73 +88,43 @@ class Breakdown:
             "tenant": stream.request.tenant,
             "request_class": stream.request.request_class,
             "route": self._routes[stream.tags.route],
-            "model_name": stream.tags.model,
+            "model": stream.tags.model,
             "endpoint": stream.tags.path,
         }
         return ((axis, self._labels[axis].of(name)) for axis, name in names.items())
 
-    def text(self) -> str:
-        """The Prometheus text format, 0.0.4."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return generate_latest(registry).decode()
-
-    def collect(self) -> Iterator[Metric]:
+    def lines(self) -> Iterator[str]:
+        page = self._page
         for axis in self._labels:
-            requests = CounterMetricFamily(
-                f"batchmark:requests_by_{axis}", f"Requests that left, by {axis}.", labels=[axis, "outcome"]
-            )
-            for (of, label, outcome), count in self._requests.items():
-                if of == axis:
-                    requests.add_metric([label, outcome], count)
-            yield requests
-            tokens = CounterMetricFamily(
-                f"batchmark:tokens_by_{axis}", f"Their tokens, by {axis}.", labels=[axis, "kind"]
-            )
-            for (of, label, kind), count in self._tokens.items():
-                if of == axis:
-                    tokens.add_metric([label, kind], count)
-            yield tokens
-            ttft = SummaryMetricFamily(
+            for name, text, second, counts in (
+                ("requests", "Requests that left", "outcome", self._requests),
+                ("tokens", "Their tokens", "kind", self._tokens),
+            ):
+                yield from page.rows(
+                    f"batchmark:{name}_by_{axis}",
+                    f"{text}, by {axis}.",
+                    "counter",
+                    [({axis: key[1], second: key[2]}, n) for key, n in counts.items() if key[0] == axis],
+                )
+            yield from page.summaries(
                 f"batchmark:time_to_first_token_seconds_by_{axis}",
                 f"Arrival to first token, by {axis}.",
-                labels=[axis],
+                [({axis: label}, *value) for (of, label), value in self._ttft.items() if of == axis],
             )
-            for (of, label), (count, seconds) in self._ttft.items():
-                if of == axis:
-                    ttft.add_metric([label], count_value=count, sum_value=seconds)
-            yield ttft
         yield from self._queues()
 
-    def _queues(self) -> Iterator[Metric]:
+    def _queues(self) -> Iterator[str]:
         """As the engine last told, at most EVERY_S ago while it works."""
-        shown = {
-            "running": ("Sequences with a seat.", "running"),
-            "waiting": ("Requests in the queue.", "waiting"),
-            "waiting_tokens": ("Tokens of requests in the queue.", "waiting_tokens"),
-            "kv_live_blocks": ("KV blocks in use.", "kv_live"),
-            "kv_usable_blocks": ("KV blocks of the pool.", "kv_usable"),
-            "admissible_requests": ("How many more requests could get a seat now.", "admissible"),
-            "estimated_wait_seconds": ("Until what waits has a seat, by recent throughput.", "wait_s"),
-        }
-        queues = list(zip(self._routes, self._engine.queues, strict=False))
-        for name, (text, attribute) in shown.items():
-            family = GaugeMetricFamily(f"batchmark:queue_{name}", text, labels=["route"])
-            for route, queue in queues:
-                value = getattr(queue, attribute)
-                if value is not None:
-                    family.add_metric([route], value)
-            yield family
+        page, queues = self._page, list(zip(self._routes, self._engine.queues, strict=False))
+        for name, attribute, text in _QUEUE:
+            values = [({"route": route}, getattr(queue, attribute)) for route, queue in queues]
+            known = [row for row in values if row[1] is not None]
+            yield from page.rows(f"batchmark:queue_{name}", text, "gauge", known)
         for axis, attribute in (("request_class", "by_class"), ("tenant", "by_tenant")):
-            family = GaugeMetricFamily(
-                f"batchmark:queue_waiting_by_{axis}",
-                f"Requests in the queue, by {axis}.",
-                labels=["route", axis],
-            )
+            counts: Counter[tuple[str, str]] = Counter()
             for route, queue in queues:
-                counts: Counter[str] = Counter()
                 for label, count in getattr(queue, attribute).items():
-                    counts[self._labels[axis].of(label)] += count
-                for label, count in counts.items():
-                    family.add_metric([route, label], count)
-            yield family
+                    counts[route, self._labels[axis].of(label)] += count
+            rows = [({"route": route, axis: label}, count) for (route, label), count in counts.items()]
+            name = f"batchmark:queue_waiting_by_{axis}"
+            yield from page.rows(name, f"Requests in the queue, by {axis}.", "gauge", rows)

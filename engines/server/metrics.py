@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from engines.server.breakdown import Breakdown, Speeds
 from engines.server.engine_client import EngineClient, Stream
+from engines.server.exposition import Page, head
 from engines.server.wire import Report
 
 TTFT_S = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
@@ -51,26 +51,13 @@ class Histogram:
 
     def lines(self, labels: str) -> Iterable[str]:
         """Buckets are cumulative in the text format."""
-        yield _head(self.name, self.text, "histogram")
+        yield head(self.name, self.text, "histogram")
         total = 0
         for border, count in zip(self._les, self.counts, strict=True):
             total += count
             yield f'{self.name}_bucket{{{labels},le="{border}"}} {total}.0'
         yield f"{self.name}_count{{{labels}}} {total}.0"
         yield f"{self.name}_sum{{{labels}}} {self.sum}"
-
-
-def _head(name: str, text: str, kind: str) -> str:
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}"
-
-
-def _labels(values: Mapping[str, str]) -> str:
-    """What stands between the braces."""
-    pairs = []
-    for name, value in values.items():
-        escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-        pairs.append(f'{name}="{escaped}"')
-    return ",".join(pairs)
 
 
 class Metrics:
@@ -87,8 +74,8 @@ class Metrics:
         tenants: int = 20,
     ) -> None:
         self._engine = engine
-        self._labels = _labels({"model_name": model_name, "engine": engine_name})
-        self.breakdown = Breakdown(engine, routes, tenants)
+        self._page = Page(model_name=model_name, engine=engine_name)
+        self.breakdown = Breakdown(engine, self._page, routes, tenants)
         self._speeds = Speeds()
         self.received = 0
         self.timeout_warnings = 0
@@ -172,46 +159,54 @@ class Metrics:
         return "\n".join([*self._lines(), ""]).encode()
 
     def _lines(self) -> Iterable[str]:
-        stats = self._engine.stats
-        yield self._gauge("vllm:num_requests_running", "Requests in the batch.", stats.running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", stats.waiting)
+        stats, page = self._engine.stats, self._page
+        yield page.gauge("vllm:num_requests_running", "Requests in the batch.", stats.running)
+        yield page.gauge("vllm:num_requests_waiting", "Requests in the queue.", stats.waiting)
         usable = max(1, stats.kv_live + stats.kv_cached + stats.kv_free)
-        yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_live / usable)
+        yield page.gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_live / usable)
         for state, blocks in (("live", stats.kv_live), ("cached", stats.kv_cached), ("free", stats.kv_free)):
-            yield self._gauge("batchmark:kv_blocks_" + state, f"KV blocks that are {state}.", blocks)
-        yield from self._by_gauge(
+            yield page.gauge("batchmark:kv_blocks_" + state, f"KV blocks that are {state}.", blocks)
+        yield from page.by(
             "vllm:num_requests_waiting_by_reason",
             "Requests in the queue; none is ever deferred here.",
             "reason",
             {"capacity": stats.waiting, "deferred": 0},
+            kind="gauge",
         )
         for name, speed in self._speeds.per_s(stats, time.monotonic()).items():
             text = f"{name.replace('_', ' ')} per second, over the last 10 seconds.".capitalize()
-            yield self._gauge(f"batchmark:{name}_per_second", text, speed)
-        yield self._counter("batchmark:prefill_tokens", "Prompt tokens computed.", stats.prefill_tokens)
-        yield self._counter("batchmark:decode_tokens", "Answer tokens computed.", stats.decode_tokens)
-        yield self._counter("batchmark:kv_blocks_released", "KV blocks let go.", stats.released_blocks)
+            yield page.gauge(f"batchmark:{name}_per_second", text, speed)
+        yield page.counter("batchmark:prefill_tokens", "Prompt tokens computed.", stats.prefill_tokens)
+        yield page.counter("batchmark:decode_tokens", "Answer tokens computed.", stats.decode_tokens)
+        yield page.counter("batchmark:kv_blocks_released", "KV blocks let go.", stats.released_blocks)
         text = "Iterations in which a sequence lost its KV since none was left."
-        yield self._counter("batchmark:kv_exhausted", text, stats.kv_exhausted)
+        yield page.counter("batchmark:kv_exhausted", text, stats.kv_exhausted)
         text = "Passes that failed for want of memory."
-        yield self._counter("batchmark:out_of_memory", text, stats.out_of_memory)
+        yield page.counter("batchmark:out_of_memory", text, stats.out_of_memory)
         text = "Requests that had to queue, by what was missing at their arrival."
-        yield from self._by("batchmark:admission_waits", text, "reason", stats.waits)
+        yield from page.by("batchmark:admission_waits", text, "reason", stats.waits)
         text = "Requests whose client left, by where they were."
-        yield from self._by("batchmark:cancellations", text, "state", stats.aborted)
+        yield from page.by("batchmark:cancellations", text, "state", stats.aborted)
         timeouts = {"queue": self.refused["queue_timeout"], "stream_idle": self.idle_streams}
-        yield from self._by("batchmark:timeouts", "Requests that the server gave up.", "kind", timeouts)
+        yield from page.by("batchmark:timeouts", "Requests that the server gave up.", "kind", timeouts)
         text = "Clients whose declared timeout is shorter than what the server may take."
-        yield self._counter("batchmark:client_timeout_warnings", text, self.timeout_warnings)
-        yield self._counter("vllm:num_preemptions", "Sequences put back.", stats.preemptions)
-        yield self._counter("vllm:prompt_tokens", "Prompt tokens prefilled.", self.prompt_tokens)
-        yield self._counter("vllm:generation_tokens", "Tokens generated.", self.generated_tokens)
-        yield self._counter("batchmark:recomputed_tokens", "Tokens computed again.", stats.recomputed_tokens)
-        yield self._counter("batchmark:steps", "Iterations of the engine.", stats.steps)
-        yield self._counter("batchmark:requests_received", "Valid requests.", self.received)
-        yield from self._by("vllm:request_success", "Requests that left.", "finished_reason", self.ended)
-        yield from self._by("vllm:admission_rejections", "Requests refused.", "reason", self.refused)
-        yield from self._by(
+        yield page.counter("batchmark:client_timeout_warnings", text, self.timeout_warnings)
+        text = "Prompt tokens looked up in the prefix cache."
+        yield page.counter("vllm:prefix_cache_queries", text, stats.prefix_cache_queries)
+        text = "Prompt tokens that the prefix cache had."
+        yield page.counter("vllm:prefix_cache_hits", text, stats.prefix_cache_hits)
+        for name, blocks in (("out", stats.swapped_out), ("in", stats.swapped_in)):
+            text = f"KV blocks copied {name}, of preempted sequences."
+            yield page.counter(f"batchmark:swapped_{name}_blocks", text, blocks)
+        yield page.counter("vllm:num_preemptions", "Sequences put back.", stats.preemptions)
+        yield page.counter("vllm:prompt_tokens", "Prompt tokens prefilled.", self.prompt_tokens)
+        yield page.counter("vllm:generation_tokens", "Tokens generated.", self.generated_tokens)
+        yield page.counter("batchmark:recomputed_tokens", "Tokens computed again.", stats.recomputed_tokens)
+        yield page.counter("batchmark:steps", "Iterations of the engine.", stats.steps)
+        yield page.counter("batchmark:requests_received", "Valid requests.", self.received)
+        yield from page.by("vllm:request_success", "Requests that left.", "finished_reason", self.ended)
+        yield from page.by("vllm:admission_rejections", "Requests refused.", "reason", self.refused)
+        yield from page.by(
             "batchmark:requests_invalid", "Requests answered before the engine.", "status", self.invalid
         )
         clients = (self.ttft, self.itl, self.tpot, self.e2e)
@@ -219,21 +214,5 @@ class Metrics:
         engines = (self.step_tokens, self.step_time, self.host_gap)
         states = (self.queue, self.prefill, self.decode, self.inference)
         for histogram in (*clients, *sizes, *engines, *states):
-            yield from histogram.lines(self._labels)
-        yield self.breakdown.text().rstrip("\n")
-
-    def _gauge(self, name: str, text: str, value: float) -> str:
-        return f"{_head(name, text, 'gauge')}\n{name}{{{self._labels}}} {float(value)}"
-
-    def _counter(self, name: str, text: str, value: float) -> str:
-        return f"{_head(name + '_total', text, 'counter')}\n{name}_total{{{self._labels}}} {float(value)}"
-
-    def _by(self, name: str, text: str, label: str, counts: Mapping[Any, int]) -> Iterable[str]:
-        yield _head(name + "_total", text, "counter")
-        for key, count in counts.items():
-            yield f"{name}_total{{{self._labels},{_labels({label: str(key)})}}} {count}.0"
-
-    def _by_gauge(self, name: str, text: str, label: str, values: Mapping[str, int]) -> Iterable[str]:
-        yield _head(name, text, "gauge")
-        for key, value in values.items():
-            yield f"{name}{{{self._labels},{_labels({label: key})}}} {value}.0"
+            yield from histogram.lines(page.labels)
+        yield from self.breakdown.lines()
