@@ -18,7 +18,6 @@ STEP_NAMES = (
 )
 NO_STEPS = "no step records: the server is not one of the reference engines"
 NO_ENGINE = "no engine records: the server is not one of the reference engines"
-ATTRIBUTION = ("client_wait", "transport_in", "queue", "prefill", "decode", "transport_out")
 
 
 def engine_latency(engine: pd.DataFrame) -> tuple[dict[str, Any], dict[str, str]]:
@@ -98,30 +97,3 @@ def joined(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
     left = frame.assign(attempt=run.requests["attempt"].to_numpy(), end_ns=run.requests["end_ns"].to_numpy())
     right = run.engine.drop_duplicates(["id", "attempt"], keep="last")
     return left.merge(right, on=["id", "attempt"], how="inner", suffixes=("", "_engine"))
-
-
-def attribution(run: Run, frame: pd.DataFrame) -> tuple[dict[str, Any], dict[str, str]]:
-    """Where the E2E time of completed requests went: shares of their sum that add up to 1.
-
-    client_wait (intended to send), transport_in (to the engine), queue, prefill, decode, and transport_out:
-    what is left until the client had the last token (negative when it had it before the engine let the
-    blocks go)."""
-    both = joined(run, frame[["id", "outcome", "intended_s", "send_s", "e2e_ms"]])
-    both = both[(both["outcome"] == "completed") & np.isfinite(both["e2e_ms"])]
-    stamps = ("arrival_ns", "admitted_ns", "first_token_ns", "finish_ns")
-    both = both.dropna(subset=["send_s", *stamps])
-    whole = both["e2e_ms"].sum()
-    if both.empty or whole <= 0:
-        reason = NO_ENGINE if run.engine.empty else "no completed request has an engine record"
-        return dict.fromkeys(ATTRIBUTION), dict.fromkeys(ATTRIBUTION, reason)
-    send_ms = both["send_s"] * 1e3
-    parts = {
-        "client_wait": send_ms - both["intended_s"] * 1e3,
-        "transport_in": both["arrival_ns"] * MS - send_ms,
-        "queue": (both["admitted_ns"] - both["arrival_ns"]) * MS,
-        "prefill": (both["first_token_ns"] - both["admitted_ns"]) * MS,
-        "decode": (both["finish_ns"] - both["first_token_ns"]) * MS,
-    }
-    shares = {name: float(values.sum() / whole) for name, values in parts.items()}
-    shares["transport_out"] = 1.0 - sum(shares.values())
-    return shares, {}

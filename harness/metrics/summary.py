@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from harness.metrics.arrivals import arrivals
+from harness.metrics.attribution import attribution, lives, queue_reasons
 from harness.metrics.cancellations import cancellations
 from harness.metrics.client import client_figures, lag_samples
 from harness.metrics.counts import (
@@ -28,7 +29,7 @@ from harness.metrics.counts import (
     token_source,
 )
 from harness.metrics.ending import kv_live_end
-from harness.metrics.engine import attribution, engine_latency, load_steps, step_figures
+from harness.metrics.engine import engine_latency, load_steps, step_figures
 from harness.metrics.latency import chunk_table, latency_blocks, per_request, why_no_pace
 from harness.metrics.percentiles import FLOOR_RULES, hold_to_floor
 from harness.metrics.run import OUTCOMES, Run, load_run
@@ -106,6 +107,7 @@ def summarize(run: Run) -> dict[str, Any]:
     rates = reasons.take("throughput", throughput(frame, chunks, steps, window))
     pauses = reasons.take("stalls", stalls(run.requests, pace, factor=stall_factor(run)))
     missed = deadline_table(run.requests, frame, slo)
+    spent = lives(run, frame)
     steady_span = steady_window(frame, window)
     for name in ("warmup", "drain"):
         if steady_span["start_s"] is None:
@@ -132,10 +134,10 @@ def summarize(run: Run) -> dict[str, Any]:
         "throughput": rates,
         "steady": reasons.take("steady", steady(run, frame, chunks, steps, window, steady_span)),
         "by_class": reasons.take(
-            "by_class", groups(run, "request_class", frame, window, pauses["threshold_ms"], missed)
+            "by_class", groups(run, "request_class", frame, window, pauses["threshold_ms"], missed, spent)
         ),
         "by_tenant": reasons.take(
-            "by_tenant", groups(run, "tenant", frame, window, pauses["threshold_ms"], missed)
+            "by_tenant", groups(run, "tenant", frame, window, pauses["threshold_ms"], missed, spent)
         ),
         "arrivals": reasons.take("arrivals", arrivals(run)),
         "in_flight": reasons.take("in_flight", concurrency(frame, window)),
@@ -144,7 +146,8 @@ def summarize(run: Run) -> dict[str, Any]:
         "output_tokens": reasons.take("output_tokens", output_tokens(run)),
         "stalls": pauses,
         "fluidity": reasons.one("fluidity", fluidity(missed, pace)),
-        "attribution": reasons.take("attribution", attribution(run, frame)),
+        "attribution": reasons.take("attribution", attribution(spent, run)),
+        "queue_reasons": reasons.take("queue_reasons", queue_reasons(spent, run)),
         "steps": {
             **reasons.take("steps", step_figures(steps)),
             "kv_live_end": reasons.one("steps.kv_live_end", kv_live_end(run.ending)),
@@ -215,9 +218,10 @@ def groups(
     window: dict[str, Any],
     stall_ms: float | None,
     missed: np.ndarray | None,
+    spent: pd.DataFrame,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """counts, latency_ms, throughput, stalls and fluidity of each request class or tenant, over the load
-    window and with the stall threshold of the whole run."""
+    """counts, latency_ms, throughput, stalls, fluidity and attribution of each request class or tenant, over
+    the load window and with the stall threshold of the whole run. spent: lives(run)."""
     reasons = Reasons()
     out: dict[str, Any] = {}
     for name in sorted(set(run.requests[column])):
@@ -230,6 +234,7 @@ def groups(
         planned = int((run.schedule[column] == name).sum()) if whole else sum(ended.values())
         rates = throughput(own, chunk_table(part.requests), None, window)
         pace = why_no_pace(own[own["outcome"] == "completed"])
+        theirs = spent[spent[column] == name]
         share = fluidity(None if missed is None else missed[chosen], pace)
         out[name] = {
             "counts": {"scheduled": planned, **ended},
@@ -237,6 +242,8 @@ def groups(
             "throughput": reasons.take(f"{name}.throughput", rates),
             "stalls": reasons.take(f"{name}.stalls", stalls(part.requests, pace, stall_ms)),
             "fluidity": reasons.one(f"{name}.fluidity", share),
+            "attribution": reasons.take(f"{name}.attribution", attribution(theirs, part)),
+            "queue_reasons": reasons.take(f"{name}.queue_reasons", queue_reasons(theirs, part)),
         }
     return out, reasons.found
 

@@ -40,6 +40,7 @@ CONTRACT: dict[str, set[str]] = {
         *("schema_version", "valid", "invalid_reasons", "null_reasons", "run", "engine", "workload", "model"),
         *("device", "counts", "refusals", "deadline_misses", "window", "latency_ms", "throughput", "steady"),
         *("by_class", "by_tenant", "arrivals", "token_source", "stalls", "fluidity", "attribution", "steps"),
+        "queue_reasons",
         *("prefix_cache", "utilization", "cancellations", "client"),
     },
     "run": {
@@ -117,7 +118,8 @@ def check(summary: dict[str, Any]) -> None:
         assert keys <= set(at(summary, path)), path
     for group in ("by_class", "by_tenant"):
         for part in summary[group].values():
-            assert set(part) == {"counts", "latency_ms", "throughput", "stalls", "fluidity"}
+            names = {"counts", "latency_ms", "throughput", "stalls", "fluidity"}
+            assert set(part) == names | {"attribution", "queue_reasons"}
             assert set(part["counts"]) == {"scheduled", *OUTCOMES}
     assert summary["valid"] is (not summary["invalid_reasons"])
     ended = sum(summary["counts"][name] for name in OUTCOMES)
