@@ -132,14 +132,14 @@ class Missed:
         return self.late + self.dropped
 
 
-def deadlines(seed: int, rate: float) -> dict[str, Missed]:
+def deadlines(seed: int, rate: float, lasting_s: float = 60.0) -> dict[str, Missed]:
     """Each request is due 2 to 8 s after its arrival."""
     rng = Random(seed)
 
     def make() -> Request:
         return request(rng.randint(50, 400), rng.randint(16, 48), deadline_ms=rng.uniform(2000, 8000))
 
-    arrivals = poisson(rng, rate, 60.0, make)
+    arrivals = poisson(rng, rate, lasting_s, make)
     found = {}
     for name, changes in DEADLINE_ORDERS.items():
         late = dropped = 0
@@ -213,16 +213,22 @@ class FirstTokens:
     end_s: float  # when the last answer is out
 
 
-def lanes(seed: int) -> dict[str, FirstTokens]:
+def lanes(seed: int, lasting_s: float = 60.0) -> dict[str, FirstTokens]:
     """Prompts of 20 to 100 tokens, 6 a second, among prompts of 2,000 to 3,500, one in two seconds."""
     found = {}
     for name, changes in LANES.items():
         rng = Random(seed)
         short = poisson(
-            rng, 6.0, 60.0, lambda rng=rng: request(rng.randint(20, 100), 24, request_class="interactive")
+            rng,
+            6.0,
+            lasting_s,
+            lambda rng=rng: request(rng.randint(20, 100), 24, request_class="interactive"),
         )
         long = poisson(
-            rng, 0.5, 60.0, lambda rng=rng: request(rng.randint(2000, 3500), 64, request_class="long_context")
+            rng,
+            0.5,
+            lasting_s,
+            lambda rng=rng: request(rng.randint(2000, 3500), 64, request_class="long_context"),
         )
         log = simulate(engine_config(**changes), sorted([*short, *long], key=lambda a: a[0]))
         ttft: dict[str, list[float]] = {"interactive": [], "long_context": []}

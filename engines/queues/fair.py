@@ -21,7 +21,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
-from typing import Any
+from typing import Any, ClassVar
 
 from engines.queues.base import Key, WaitingQueue
 from engines.sequence import Sequence
@@ -53,7 +53,7 @@ class FairQueue(WaitingQueue):
     """`_lines` holds those that never had a seat, tenant by tenant; the entries of the base class those that
     lost theirs."""
 
-    Settings = FairSettings
+    Settings: ClassVar[type[Any]] = FairSettings
 
     def __init__(self, settings: Any = None) -> None:
         super().__init__(settings)

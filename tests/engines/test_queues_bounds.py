@@ -180,7 +180,7 @@ def lanes_driver(lanes: dict[str, Any], scheduler: str = "continuous", **more: A
 @pytest.mark.parametrize("scheduler", ["continuous", "chunked", "prefill_first", "tgi"])
 def test_a_head_without_kv_does_not_block_another_lane(scheduler: str) -> None:
     """9 blocks of 4: number 0 holds up to 4, number 1 needs 4 + at once, number 2 needs one."""
-    lanes = {"long": {}, "short": {}}
+    lanes: dict[str, Any] = {"long": {}, "short": {}}
     driver = lanes_driver(lanes, scheduler, num_kv_blocks=7, max_waiting_tokens=None)
     driver.add(13, 3, request_class="long")
     driver.step()
