@@ -46,9 +46,11 @@ def check_workloads(configs: Iterable[DictConfig]) -> None:
 def check_engine(cfg: DictConfig) -> None:
     """Raises engines.config.ConfigError for an engine that cannot work; costs no torch and no server."""
     if cfg.engine.kind == "reference":
-        from engines.config import EngineConfig
+        from engines.config import ConfigError, EngineConfig
 
         EngineConfig.from_mapping(dict(cfg.engine))
+        if cfg.server.routes:
+            raise ConfigError("server.routes: a measured run has one scheduler; compare two runs instead")
 
 
 def check_lengths(schedule: Schedule, max_model_len: int | None, kv_tokens: int | None = None) -> str | None:
