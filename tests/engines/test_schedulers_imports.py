@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "engines" / "schedulers").glob("*.py"))
+FILES = sorted(
+    [
+        *(ROOT / "engines" / "schedulers").glob("*.py"),
+        *(ROOT / "engines" / "queues").glob("*.py"),
+        *(ROOT / "engines" / name for name in ("lanes.py", "shares.py", "deadlines.py")),
+    ]
+)
 
 
 def test_schedulers_load_without_torch_and_asyncio() -> None:
