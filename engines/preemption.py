@@ -4,7 +4,9 @@ Who: `newest` takes from the sequence that got its seat last (vLLM's rule under 
 last in the queue's order (vLLM's under priority). Both are a total order of the running sequences, and a
 sequence only takes from those behind it or gives way itself. The first in that order can therefore always
 have what it needs, and a sequence alone never has to give way: admission has checked that the pool holds it
-to its end. So every iteration makes progress, and two sequences never evict each other in turn.
+to its end. So every iteration makes progress, two sequences never evict each other in turn, and one
+loses its seat at most as often as those ahead of it and it itself ask for another block: where prompts are
+computed whole, once for each block of their answers.
 
 What becomes of it: `recompute` drops it, and prompt and answer so far become one prompt to compute when the
 sequence gets its seat back. `swap` copies it to host memory (vLLM v0) and back; where the host has no room,
@@ -42,7 +44,6 @@ class Preemption:
         else:
             victim.num_computed = 0
         pool.release(victim.block_table)
-        victim.num_published = 0
         victim.num_preemptions += 1
         victim.status = Status.PREEMPTED
 

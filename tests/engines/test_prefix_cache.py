@@ -108,6 +108,22 @@ def test_the_head_of_a_shared_prefix_counts_once_and_lives_until_the_last_has_le
     assert d.answers() == {0: answer([*prefix, 50], 3), 1: answer([*prefix, 60], 6)}
 
 
+def test_an_ended_row_writes_over_nothing_that_others_may_find() -> None:
+    """A static batch computes the row of an answer that has ended. Where its last block is full, there is no
+    slot left that would be its own."""
+    d = driver("static", reservation="on_demand", left_pad=False)
+    short = list(range(5))
+    ask(d, short, 4)  # 8 tokens are computed, two blocks: the ninth is only sampled
+    ask(d, list(range(500, 505)), 12)
+    d.run()
+    assert d.engine.stats().ended_rows > 0
+    again = [*short, *answer(short, 4), 7]
+    ask(d, again)
+    d.run()
+    assert cached(d, 2) == 8
+    assert d.answers()[2] == answer(again, 3)
+
+
 class Same(bytes):
     """Tokens whose hash is that of all others."""
 
@@ -312,3 +328,21 @@ def test_a_blocked_head_takes_nothing_from_the_cache() -> None:
         assert list(d.engine.pool._cached) in (order, order[1:], order[2:], [])
     d.run()
     assert d.answers()[2] == answer([*range(100, 108), 5], 20)
+
+
+def test_it_is_forgotten_that_a_seat_would_have_found_what_was_taken_meanwhile() -> None:
+    """Two are looked up for one batch; the first one's seat evicts what the second would have found."""
+    d = driver(num_kv_blocks=6)  # 5 usable
+    old, new = [*range(100, 108), 1], list(range(200, 216))
+    ask(d, old[:8], 1)
+    d.run()
+    scheduler = d.engine.scheduler
+    ask(d, new, 1)
+    ask(d, old, 1)
+    first, second = map(scheduler.look_up, list(scheduler.waiting))
+    assert (first.num_computed, second.num_computed) == (0, 8)
+    assert scheduler.admit(first, first.remaining)
+    assert not scheduler.admit(second, second.remaining)
+    assert second.num_computed < 8
+    assert second.block_table.tolist() == []
+    scheduler.pool.check(seq.block_table for seq in (first, second))

@@ -117,9 +117,25 @@ def test_only_what_the_cache_has_lost_is_copied_back() -> None:
     assert 0 < stats.swapped_in < stats.swapped_out, "full blocks were still there"
 
 
-def test_a_seat_that_is_lost_again_before_the_copy() -> None:
-    """The sequence is preempted, gets its seat back, and loses it in the same schedule: nothing is copied
-    back, and what went out is still there."""
+def test_a_seat_that_is_lost_again_before_the_pass() -> None:
+    """Nothing has come back yet, so nothing may be put away: what the host has is still right."""
+    d = driver(preempt_every=1)
+    d.add(4, 6)
+    d.add(6, 6)
+    d.step()
+    scheduler = d.engine.scheduler
+    (away,) = list(scheduler.waiting)
+    held = away.host_table.tolist()
+    assert scheduler.admit(away, away.remaining)
+    assert scheduler.preempt() is away
+    assert away.host_table.tolist() == held
+    d.engine.check_integrity()
+    assert away.num_swaps == 1
+    d.run()
+    check_answers(d, [(4, 6), (6, 6)])
+
+
+def test_copies_that_are_called_off() -> None:
     host, table = HostPool(4), array("i")
     assert host.put_away(table, array("i", [7, 8]))
     assert host.take() == Copies(((7, 0), (8, 1)), ())
@@ -170,7 +186,7 @@ def test_the_check_sees_a_host_block_that_is_lost() -> None:
 
 
 def test_a_size_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="engine.swap_memory_gb=0: needs a size above 0"):
+    with pytest.raises(ConfigError, match=r"engine\.swap_memory_gb=0: needs a size above 0"):
         config("continuous", preemption="swap", swap_memory_gb=0)
-    with pytest.raises(ConfigError, match="engine.preemption=drop: choose from recompute, swap"):
+    with pytest.raises(ConfigError, match=r"engine\.preemption=drop: choose from recompute, swap"):
         config("continuous", preemption="drop")
