@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -241,8 +241,8 @@ def typed(key: str, value: Any, kind: str) -> Any:
         "float": isinstance(value, int | float) and not isinstance(value, bool),
         "bool": isinstance(value, bool),
         "str": isinstance(value, str),
-        "tuple[int,": isinstance(value, list | tuple) and all(type(v) is int for v in value),
-        "tuple[str,": isinstance(value, list | tuple) and all(type(v) is str for v in value),
+        "tuple[int,": _is_list_of(int, value),
+        "tuple[str,": _is_list_of(str, value),
         "Mapping[str,": isinstance(value, Mapping),
     }[base]
     if not ok or (base == "float" and not math.isfinite(value)):
@@ -256,6 +256,11 @@ def typed(key: str, value: Any, kind: str) -> Any:
         number = "Any" not in kind
         return {str(k): typed(f"{key}.{k}", v, "float") if number else v for k, v in value.items()}
     return float(value) if base == "float" else value
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    """Whatever kind of list the configuration was read into."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(type(v) is kind for v in value)
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
