@@ -11,6 +11,8 @@ from harness.metrics.percentiles import describe, empty_block
 from harness.metrics.run import Run
 
 MS = 1e-6
+THRASH_LIMIT = 0.5
+"""Recomputed tokens for each useful one, above which a run is said to thrash."""
 FINISHED = ("stop", "length")
 STEP_NAMES = (
     *("count", "useful_token_fraction", "padded_token_fraction", "recomputed_tokens", "backend_pad_rows"),
@@ -89,6 +91,33 @@ def step_figures(steps: pd.DataFrame) -> tuple[dict[str, Any], dict[str, str]]:
     if figures["host_gap_ms"]["n"] == 0:
         reasons["host_gap_ms"] = "no step followed another"
     return figures, reasons
+
+
+def prefix_cache(run: Run, steps: pd.DataFrame) -> tuple[dict[str, Any], dict[str, str]]:
+    """summary.prefix_cache: of the prompt tokens that were due, the share that the cache had."""
+    found, computed = steps["cached_tokens"].sum(), steps["prefill_tokens"].sum()
+    reason = None
+    if steps.empty:
+        reason = NO_STEPS
+    elif not (run.config.get("engine") or {}).get("prefix_cache"):
+        reason = "engine.prefix_cache is off"
+    elif not found + computed > 0:
+        reason = "no step computed or found a prompt token"
+    if reason is not None:
+        return {"hit_rate_tokens": None}, {"hit_rate_tokens": reason}
+    return {"hit_rate_tokens": float(found / (found + computed))}, {}
+
+
+def thrashing(steps: pd.DataFrame) -> str | None:
+    """A warning when the engine mostly computes again what it has thrown away, else None."""
+    useful = float(steps["prefill_tokens"].sum() + steps["decode_tokens"].sum())
+    again = float(steps["recomputed_tokens"].sum())
+    if not again > THRASH_LIMIT * useful:
+        return None
+    return (
+        f"thrashing: {again:.0f} tokens were computed again for {useful:.0f} useful ones (limit "
+        f"{THRASH_LIMIT:g} for each): fewer engine.max_num_seqs, more KV, or engine.preemption=swap"
+    )
 
 
 def joined(run: Run, frame: pd.DataFrame) -> pd.DataFrame:

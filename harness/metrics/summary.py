@@ -29,7 +29,7 @@ from harness.metrics.counts import (
     token_source,
 )
 from harness.metrics.ending import kv_live_end
-from harness.metrics.engine import engine_latency, load_steps, step_figures
+from harness.metrics.engine import engine_latency, load_steps, prefix_cache, step_figures
 from harness.metrics.latency import chunk_table, latency_blocks, per_request, why_no_pace
 from harness.metrics.percentiles import FLOOR_RULES, hold_to_floor
 from harness.metrics.run import OUTCOMES, Run, load_run
@@ -152,7 +152,7 @@ def summarize(run: Run) -> dict[str, Any]:
             **reasons.take("steps", step_figures(steps)),
             "kv_live_end": reasons.one("steps.kv_live_end", kv_live_end(run.ending)),
         },
-        "prefix_cache": {"hit_rate_tokens": None},
+        "prefix_cache": reasons.take("prefix_cache", prefix_cache(run, steps)),
         "utilization": reasons.take(
             "utilization", utilization(run, steps, window, rates["output_tokens_per_s"])
         ),
@@ -160,7 +160,6 @@ def summarize(run: Run) -> dict[str, Any]:
         "cancellations": reasons.take("cancellations", cancellations(run, frame)),
         "client": client,
     }
-    reasons.null("prefix_cache.hit_rate_tokens", "the engines have no prefix cache in this version")
     hold_to_floor(summary, percentile_floor(run))
     summary["invalid_reasons"], summary["warnings"] = judge(run, summary, lag_samples(run))
     summary["valid"] = not summary["invalid_reasons"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from harness.metrics.arrivals import index_of_dispersion
+from harness.metrics.engine import thrashing
 from harness.metrics.run import load_run
 from harness.metrics.summary import build_summary
 from harness.metrics.throughput import output_series
@@ -79,6 +81,27 @@ def test_steps(tmp_path: Path) -> None:
     assert found["host_gap_ms"]["n"] == 1  # null after idling is no gap
     assert summary["utilization"]["device_busy"] == pytest.approx(0.4)
     assert summary["throughput"]["prefill_tokens_per_s"] == pytest.approx(500)
+
+
+def test_the_hit_rate_is_of_the_prompt_tokens_that_were_due(tmp_path: Path) -> None:
+    rows = [request(0, [(0.5, 1), (1.0, 1)])]
+    steps = [step(0, 0.1, 0.3, prefill_tokens=50), step(1, 0.5, 0.1, prefill_tokens=10, decode_tokens=3)]
+    steps[0]["cached_tokens"], steps[1]["cached_tokens"] = 100, 40
+    off = build_summary(write_run(tmp_path / "off", rows, steps=steps))
+    assert off["prefix_cache"] == {"hit_rate_tokens": None}
+    assert off["null_reasons"]["prefix_cache.hit_rate_tokens"] == "engine.prefix_cache is off"
+    folder = write_run(tmp_path / "on", rows, steps=steps)
+    (folder / "config.yaml").write_text("engine: {name: chunked, prefix_cache: true}\n")
+    assert build_summary(folder)["prefix_cache"]["hit_rate_tokens"] == pytest.approx(140 / 200)
+
+
+def test_a_run_that_computes_most_of_it_again_is_said_to_thrash() -> None:
+    steps = pd.DataFrame({"prefill_tokens": [60, 0], "decode_tokens": [0, 40], "recomputed_tokens": [0, 50]})
+    assert thrashing(steps) is None
+    steps.loc[1, "recomputed_tokens"] = 51
+    assert thrashing(steps) is not None
+    assert "51 tokens were computed again for 100 useful ones" in str(thrashing(steps))
+    assert thrashing(steps.iloc[0:0]) is None
 
 
 def test_busy_time_is_cut_at_the_window(tmp_path: Path) -> None:
