@@ -219,8 +219,8 @@ class Engine:
             pad_rows = result.backend_pad_rows
             self._publish(plan, sampled, result, end)
         self.scheduler.published(plan, end - start)
-        self._dismiss(end)
         self._force_preemption(sampled)
+        self._dismiss(end)
         self.gate.passed(entered, why is not None, now, end)
         self.recorder.passed(plan, tally, occupancy, start, end, pad_rows, why)
 
