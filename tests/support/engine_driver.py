@@ -10,7 +10,9 @@ from engines.config import EngineConfig
 from engines.engine import Engine
 from engines.request import Output, Request
 from engines.step_log import RequestRecord, StepRecord
+from tests.support.checker import Checker
 from tests.support.mock_runner import MockRunner
+from tests.support.promises import promises_of
 
 SCHEDULERS = tuple(schedulers.names())
 
@@ -57,6 +59,8 @@ def config(scheduler: str, **changes: Any) -> EngineConfig:
 class Driver:
     """One engine, its outputs by request, and a readable trace of its iterations."""
 
+    TICK = 0.001  # seconds between two iterations
+
     def __init__(
         self, cfg: EngineConfig, num_kv_blocks: int = 100, fail_at: tuple[int, ...] = (), **more: Any
     ):
@@ -71,6 +75,7 @@ class Driver:
             step_log=self.log,  # type: ignore[arg-type]
             **more,
         )
+        self.checker = Checker(self.engine, self.log, promises_of(self.engine))
         self.outputs: list[Output] = []
 
     def add(self, prompt_len: int, max_tokens: int, **more: Any) -> int:
@@ -79,11 +84,20 @@ class Driver:
         return self.engine.add(Request(list(range(start, start + prompt_len)), max_tokens, **more))
 
     def step(self) -> list[Output]:
+        before = self.checker.before()
         outputs = self.engine.step()
         self.outputs += outputs
-        self.engine.check_integrity()
-        self.clock.now += 0.001
+        self.checker.after(before, outputs)
+        self.clock.now += self.TICK
         return outputs
+
+    def abort(self, seq_id: int) -> None:
+        """Twice, which does no harm. Seat and KV are free at once, but for the row of a static batch."""
+        self.engine.abort(seq_id)
+        self.engine.abort(seq_id)
+        self.engine.check_integrity()
+        scheduler = self.engine.scheduler
+        assert all(seq.seq_id != seq_id for seq in (*scheduler.running, *scheduler.waiting))
 
     def run(self, limit: int = 2000) -> None:
         """Until there is no work. Time jumps to the wake-up that the engine asks for."""
@@ -93,9 +107,7 @@ class Driver:
             wakeup = self.engine.next_wakeup(self.clock.now)
             assert wakeup is not None
             self.clock.now = max(self.clock.now, wakeup)
-            before = len(self.log.steps), len(self.outputs)
             self.step()
-            assert (len(self.log.steps), len(self.outputs)) != before, "a step with work did nothing"
         raise AssertionError(f"not done after {limit} steps")
 
     def trace(self) -> list[str]:
