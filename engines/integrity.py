@@ -1,4 +1,5 @@
-"""The invariants of the engine, checked from a snapshot between two iterations: by tests after every one."""
+"""The invariants of the engine, checked from a snapshot between two iterations: all by tests after every
+one, the sums whenever the engine falls idle."""
 
 from __future__ import annotations
 
@@ -39,6 +40,16 @@ def check(scheduler: Scheduler, sequences: Iterable[Sequence]) -> None:
         raise IntegrityError(f"{seats} sequences have seats, max_num_seqs is {scheduler.config.max_num_seqs}")
     scheduler.pool.check(seq.block_table for seq in sequences)
     scheduler.preemption.check(sequences, scheduler.pool)
+
+
+def check_idle(scheduler: Scheduler) -> None:
+    """Nothing is left to do: nobody holds anything. From sums, cheap enough for every idle moment."""
+    pool, host = scheduler.pool, scheduler.preemption.host
+    pool.check_sums()
+    if pool.num_live or any(pool.ref_count):
+        raise IntegrityError(f"{pool.num_live} KV blocks are live and no request is")
+    if host.num_free != host.num_blocks:
+        raise IntegrityError(f"{host.num_blocks - host.num_free} blocks of the host are held by no request")
 
 
 def _check_tokens(scheduler: Scheduler, seq: Sequence) -> None:
