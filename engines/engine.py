@@ -47,6 +47,8 @@ class _Live:
     tokens: array[int]  # prompt and answer so far
     seed: int
     record: RequestRecord
+    longest: int  # prompt and answer: with so many tokens it ends
+    ends: frozenset[int]  # tokens that end it
     answered: bool = False  # its last Output is out
 
     @property
@@ -136,7 +138,11 @@ class Engine:
         seed = request.sampling.seed
         if seed is None:
             seed = (self.seed * 1_000_003 + seq_id) & 0x7FFF_FFFF_FFFF_FFFF
-        live = self._live[seq_id] = _Live(request, seq, prompt, seed, record)
+        limit = max_tokens if request.stop_after is None else min(max_tokens, request.stop_after)
+        ends_itself = request.ignore_eos or request.stop_after is not None
+        ends = frozenset[int]() if ends_itself else self.eos_token_ids
+        live = _Live(request, seq, prompt, seed, record, len(prompt) + limit, ends)
+        self._live[seq_id] = live
         self._forget_other_runs(request.label.get("run"))
         self._name_blocks(live)
         self.scheduler.add(seq)
@@ -225,32 +231,41 @@ class Engine:
         self.recorder.passed(plan, tally, occupancy, start, end, pad_rows, why)
 
     def _publish(self, plan: Plan, sampled: list[Entry], result: StepResult, now: float) -> None:
+        ended, cached, drain = Kind.ENDED, self.pool.prefix_cache, self.scheduler.drain
+        lives, outbox, produced = self._live, self._outbox, 0
         for seq, num_tokens, kind, _ in plan.entries:
-            if kind is Kind.ENDED:
+            if kind is ended:
                 seq.num_padded += 1
             else:
-                seq.advance(num_tokens)
-                self._share(seq)
-        for entry, token in zip(sampled, result.token_ids.tolist(), strict=True):
-            if entry.kind is Kind.ENDED:
+                seq.num_computed = computed = seq.num_computed + num_tokens
+                if computed > seq.max_computed:
+                    seq.max_computed = computed
+                if cached:
+                    self._share(seq)
+        for (seq, _, kind, _), token in zip(sampled, result.token_ids.tolist(), strict=True):
+            if kind is ended:
                 continue
-            live = self._live[entry.seq.seq_id]
+            produced += 1
+            live = lives[seq.seq_id]
             live.tokens.append(token)
-            live.seq.num_tokens += 1
-            self._name_blocks(live)
-            self.counters.output_tokens += 1
+            seq.num_tokens += 1
+            if cached:
+                self._name_blocks(live)
             if live.record.first_token_ns is None:
                 live.record.first_token_ns = to_ns(now)
-            reason = self._end_reason(live, token)
-            if reason is not None:
+            reason = None
+            if seq.num_tokens >= live.longest or token in live.ends:
+                reason = self._end_reason(live, token)
                 self._end(live, reason)
-            if not self.scheduler.drain:
-                self._answer(live, Output(live.seq.seq_id, (token,), reason))
+            if not drain:
+                outbox.append(Output(seq.seq_id, (token,), reason))
+                live.answered = reason is not None
+        self.counters.output_tokens += produced
 
     def _share(self, seq: Sequence) -> None:
         """The blocks that this pass has filled can be found from now on, and not before."""
         full = seq.num_computed // self.pool.block_size
-        if self.pool.prefix_cache and full > seq.num_published:
+        if full > seq.num_published:
             self.pool.publish(seq.block_table, seq.block_keys, seq.num_published, full)
             seq.num_published = full
 
@@ -271,14 +286,9 @@ class Engine:
             self._runs.append(run)
             self.pool.forget()
 
-    def _end_reason(self, live: _Live, token: int) -> str | None:
-        request, length = live.request, live.seq.num_tokens - live.seq.prompt_len
-        ends_itself = request.ignore_eos or request.stop_after is not None
-        if not ends_itself and token in self.eos_token_ids:
-            return "stop"
-        if length >= live.seq.max_tokens:
-            return "length"
-        return "stop" if request.stop_after is not None and length >= request.stop_after else None
+    def _end_reason(self, live: _Live, token: int) -> str:
+        length = live.seq.num_tokens - live.seq.prompt_len
+        return "stop" if token in live.ends or length < live.seq.max_tokens else "length"
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         message = f"{type(error).__name__}: {error}"
@@ -340,9 +350,7 @@ class Engine:
                 self.recorder.left(live.seq, record)
 
     def _idle(self) -> None:
-        self.pool.check_sums()
-        if self.pool.num_live:
-            raise IntegrityError(f"{self.pool.num_live} KV blocks are live and no request is")
+        integrity.check_idle(self.scheduler)
         self.recorder.idle()
 
     # -- looking in ------------------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ class Kind(IntEnum):
     ENDED = 3  # a row of a static batch whose answer has ended: computed, and thrown away
 
 
+PREFILL, DECODE, RECOMPUTE = Kind.PREFILL, Kind.DECODE, Kind.RECOMPUTE  # looked up once, not for every row
+
+
 class Entry(NamedTuple):
     seq: Sequence
     num_tokens: int
@@ -42,13 +45,21 @@ class Plan:
 
     def add(self, seq: Sequence, num_tokens: int, left_pad: int = 0) -> None:
         if seq.num_computed < seq.max_computed:
-            kind = Kind.RECOMPUTE
+            kind = RECOMPUTE
         else:
-            kind = Kind.DECODE if seq.decoding else Kind.PREFILL
-        self._append(Entry(seq, num_tokens, kind, left_pad))
+            kind = DECODE if seq.decoding else PREFILL
+        self.entries.append(Entry(seq, num_tokens, kind, left_pad))
+        self.num_tokens += num_tokens + left_pad
+
+    def add_decode(self, seq: Sequence) -> None:
+        """The newest token of a sequence whose others are computed: the most frequent entry by far."""
+        kind = DECODE if seq.num_computed >= seq.max_computed else RECOMPUTE
+        self.entries.append(Entry(seq, 1, kind, 0))
+        self.num_tokens += 1
 
     def add_ended(self, seq: Sequence) -> None:
-        self._append(Entry(seq, 1, Kind.ENDED, 0))
+        self.entries.append(Entry(seq, 1, Kind.ENDED, 0))
+        self.num_tokens += 1
 
     def ends_with(self, seq: Sequence) -> bool:
         """Whether it is what was added last."""
@@ -60,7 +71,3 @@ class Plan:
         for entry in [e for e in self.entries if e.seq is seq]:
             self.entries.remove(entry)
             self.num_tokens -= entry.num_tokens + entry.left_pad
-
-    def _append(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        self.num_tokens += entry.num_tokens + entry.left_pad

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,7 @@ class Request:
     )  # the client's {run, id, attempt}; never used as a key
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """What one iteration produced for one sequence. Exactly one Output per sequence has a finish_reason."""
 
     seq_id: int

@@ -7,9 +7,12 @@ next tokens, but lets nobody in whose future would not fit."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engines.config import EngineConfig
 from engines.kv_pool import BlockPool
@@ -67,25 +70,29 @@ class PredictedPeak(Reservation):
         if len(self._latest) > self.WINDOW:
             del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
 
-    def left(self, seq: Sequence) -> int:
-        """Tokens that it is expected to produce yet, at least 1."""
-        produced = seq.num_tokens - seq.prompt_len
-        known = len(self._sorted)
-        longer = known - bisect_right(self._sorted, produced)
-        length = seq.max_tokens
-        if known >= self.LEAST and longer:
-            length = min(length, self._sorted[known - longer + int(self.QUANTILE * (longer - 1))])
-        return max(1, length - produced)
+    def left(self, produced: NDArray[np.int64], limits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens that sequences are expected to produce yet, at least 1 each."""
+        lengths = limits
+        known = np.array(self._sorted, dtype=np.int64)
+        if len(known) >= self.LEAST:
+            first = np.searchsorted(known, produced, side="right")
+            longer = len(known) - first
+            pick = np.minimum(first + (self.QUANTILE * (longer - 1)).astype(np.int64), len(known) - 1)
+            lengths = np.where(longer > 0, np.minimum(limits, known[pick]), limits)
+        return np.maximum(1, lengths - produced)
 
     def admits(self, seq: Sequence, running: Iterable[Sequence], pool: BlockPool) -> bool:
-        everyone = sorted(((self.left(s), s.num_tokens) for s in [*running, seq]), reverse=True)
-        size, capacity = pool.block_size, pool.usable * pool.block_size
-        have = 0
-        for count, (left, tokens) in enumerate(everyone, start=1):
-            have += -(-tokens // size) * size
-            if left * count + have > capacity:
-                return len(everyone) == 1
-        return True
+        everyone = [*running, seq]
+        if len(everyone) == 1:
+            return True
+        tokens = np.array([s.num_tokens for s in everyone])
+        left = self.left(
+            tokens - np.array([s.prompt_len for s in everyone]), np.array([s.max_tokens for s in everyone])
+        )
+        order = np.argsort(-left)
+        have = np.cumsum(-(-tokens[order] // pool.block_size)) * pool.block_size
+        peak = left[order] * np.arange(1, len(everyone) + 1) + have
+        return int(peak.max()) <= pool.usable * pool.block_size
 
 
 def build(config: EngineConfig) -> Reservation:

@@ -65,16 +65,11 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """The prompt is computed and only the newest token is not."""
-        return self.num_computed >= self.prompt_len and self.remaining == 1
+        return self.num_tokens - self.num_computed == 1 and self.num_computed >= self.prompt_len
 
     def start(self, num_published: int) -> None:
         """It has got a seat, and its table begins with blocks of the prefix cache that hold the tokens up to
         num_computed. Those that it had computed before are no news; the others it never has to compute."""
         self.num_published = num_published
         self.num_cached += max(0, self.num_computed - self.max_computed)
-        self.max_computed = max(self.max_computed, self.num_computed)
-
-    def advance(self, num_tokens: int) -> None:
-        """A pass has computed `num_tokens` more."""
-        self.num_computed += num_tokens
         self.max_computed = max(self.max_computed, self.num_computed)

@@ -77,13 +77,14 @@ class Scheduler(ABC):
     def published(self, plan: Plan, seconds: float) -> None:
         """The pass of `plan` is over, after so long, and what has ended has left. For rules that count what
         was done."""
-        for entry in plan.entries:
-            self.waiting.served(entry.seq, entry.num_tokens)
+        if type(self.waiting).served is not WaitingQueue.served:  # most orders do not count
+            for entry in plan.entries:
+                self.waiting.served(entry.seq, entry.num_tokens)
         self.waiting.passed(plan.num_tokens, seconds)
 
     def finish(self, seq: Sequence) -> None:
         """The answer has ended, or nobody wants it any more: seat and KV are free. Harmless when repeated."""
-        if seq in self.running:
+        if seq.status is Status.RUNNING:
             self.running.remove(seq)
         self.waiting.gone(seq)
         self.release(seq)
@@ -112,7 +113,7 @@ class Scheduler(ABC):
         """Its KV is nobody's any more; what the prefix cache keeps of it can be found until it is evicted."""
         self.pool.release(seq.block_table)
         self.preemption.forget(seq)
-        seq.num_computed = seq.num_published = 0
+        seq.num_computed = 0
 
     def entering(self, plan: Plan, partial: Iterable[Sequence] = ()) -> Iterator[Sequence]:
         """Who may enter, the next one each time that it is asked for, looked up. Whoever has not been added
@@ -182,6 +183,16 @@ class Scheduler(ABC):
             if seq.status is not Status.RUNNING:
                 return False
         return True
+
+    def decode(self, sequences: Iterable[Sequence], plan: Plan) -> None:
+        """A token for each of these running sequences; those that lose their seat meanwhile get none."""
+        running, size = Status.RUNNING, self.pool.block_size
+        for seq in sequences:
+            # Most have room in their last block, and then there is nothing to ask for. (What a reservation
+            # keeps ahead was taken when they got their seats.)
+            room = seq.num_computed < len(seq.block_table) * size
+            if seq.status is running and (room or self.make_room(seq, 1, plan)):
+                plan.add_decode(seq)
 
     def free_some(self, plan: Plan) -> None:
         """KV has run out: take someone's, and take back what was planned for them."""

@@ -39,11 +39,17 @@ class ChunkedScheduler(Scheduler):
 
     def schedule(self, now: float) -> Plan:
         plan = Plan()
-        partial = [seq for seq in self.running if not seq.decoding]
+        decoding: list[Sequence] = []
+        partial: list[Sequence] = []
+        for seq in self.running:
+            (decoding if seq.decoding else partial).append(seq)
 
         # The budget is at least the number of seats (EngineConfig): there is a token for every decode, and
         # one for a partial prompt.
-        self._decode(plan)
+        if len(decoding) <= (self.settings.decode_seq_budget or len(decoding)):
+            self.decode(decoding, plan)
+        else:
+            self._decode_in_turn(decoding, plan)
 
         for seq in self.entering(plan, partial):
             chunk = self._chunk(seq, plan)
@@ -57,15 +63,11 @@ class ChunkedScheduler(Scheduler):
                 partial.append(seq)
         return plan
 
-    def _decode(self, plan: Plan) -> None:
-        """A token for every decoding sequence or, under decode_seq_budget, for those whose turn it is."""
-        decoding = [seq for seq in self.running if seq.decoding]
-        most = self.settings.decode_seq_budget or len(decoding)
-        if most < len(decoding):
-            decoding.sort(key=lambda seq: (seq.seq_id <= self._turn, seq.seq_id))
-        for seq in decoding:
-            if len(plan.entries) == most:
-                break
+    def _decode_in_turn(self, decoding: list[Sequence], plan: Plan) -> None:
+        """A token for as many as decode_seq_budget allows: those that have waited the longest for theirs."""
+        for seq in sorted(decoding, key=lambda seq: (seq.seq_id <= self._turn, seq.seq_id)):
+            if len(plan.entries) == self.settings.decode_seq_budget:
+                return
             if seq.status is Status.RUNNING and self.make_room(seq, 1, plan):
                 plan.add(seq, 1)
                 self._turn = seq.seq_id

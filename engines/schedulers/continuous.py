@@ -19,9 +19,7 @@ class ContinuousScheduler(Scheduler):
     def schedule(self, now: float) -> Plan:
         plan = Plan()
 
-        for seq in self.seated():
-            if self.make_room(seq, 1, plan):
-                plan.add(seq, 1)
+        self.decode(self.seated(), plan)
 
         for seq in self.entering(plan):
             prompt = seq.remaining  # of a preempted sequence: prompt and answer so far

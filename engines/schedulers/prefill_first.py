@@ -48,9 +48,7 @@ class PrefillFirstScheduler(Scheduler):
         if plan.entries:
             return plan
 
-        for seq in self.seated():
-            if self.make_room(seq, 1, plan):
-                plan.add(seq, 1)
+        self.decode(self.seated(), plan)
         for seq in self.entering(plan):
             if seq.swapped and self.admit(seq, seq.remaining):
                 plan.add(seq, seq.remaining)

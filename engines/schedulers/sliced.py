@@ -18,8 +18,10 @@ rather than fitted; a batch all of whose answers have ended does not run on."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engines.config import EngineConfig
 from engines.plan import Plan
@@ -101,20 +103,18 @@ class SlicedScheduler(StaticScheduler):
         """Batches of the queue, sorted by length, of least estimated time; those with the first in line
         first."""
         queue = sorted(self.waiting, key=lambda seq: seq.num_tokens)
-        best = [0.0] + [inf] * len(queue)  # time of the first n
+        blocks = np.cumsum([0, *(self.pool.blocks_for(self._room(seq)) for seq in queue)])
+        best = np.zeros(len(queue) + 1)  # time of the first n
         start = [0] * (len(queue) + 1)  # where the last batch of the first n begins
         for end in range(1, len(queue) + 1):
             longest = queue[end - 1].num_tokens
-            blocks = 0
-            for first in range(end - 1, max(-1, end - 1 - self.config.max_num_seqs), -1):
-                size = end - first
-                blocks += self.pool.blocks_for(self._room(queue[first]))
-                too_wide = size * longest > self.config.max_num_batched_tokens
-                if size > 1 and (too_wide or blocks > self.pool.usable):
-                    break
-                time = best[first] + self._time(size, longest)
-                if time < best[end]:
-                    best[end], start[end] = time, first
+            most = min(self.config.max_num_seqs, self.config.max_num_batched_tokens // longest)
+            fits = int(np.searchsorted(blocks, blocks[end] - self.pool.usable))
+            lowest = min(end - 1, max(0, end - most, fits))
+            firsts = np.arange(end - 1, lowest - 1, -1)
+            times = best[firsts] + self._time(end - firsts, longest)
+            start[end] = end - 1 - int(times.argmin())
+            best[end] = times.min()
         batches = []
         end = len(queue)
         while end:
@@ -122,6 +122,7 @@ class SlicedScheduler(StaticScheduler):
             end = start[end]
         return sorted(batches, key=lambda batch: self.waiting.key(batch[0]))
 
-    def _time(self, size: int, longest: int) -> float:
+    def _time(self, size: NDArray[np.int64], longest: int) -> NDArray[np.float64]:
+        """Of batches of these sizes."""
         s = self.settings
         return s.prefill_cost * size * longest + s.slice_tokens * (s.step_cost + s.decode_cost * size)

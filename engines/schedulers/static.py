@@ -38,9 +38,7 @@ class StaticScheduler(Scheduler):
             return self._prefill(self._next_batch()) if self._ready_at(now) <= now else Plan()
 
         plan = Plan()
-        for seq in self.seated():
-            if self.make_room(seq, 1, plan):
-                plan.add(seq, 1)
+        self.decode(self.seated(), plan)
         for seq in self.ended:
             plan.add_ended(seq)
         return plan

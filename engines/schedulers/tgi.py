@@ -56,9 +56,7 @@ class TgiScheduler(Scheduler):
 
         self._decode_next = False
         self._waited += 1
-        for seq in self.seated():
-            if self.make_room(seq, 1, plan):
-                plan.add(seq, 1)
+        self.decode(self.seated(), plan)
         return plan
 
     def _join(self, plan: Plan) -> None:
