@@ -28,7 +28,9 @@ def answers(scheduler: str, device: str, dtype: str = "float32", **changes: Any)
     host = runner.num_host_blocks
     engine = Engine(cfg, runner, num_kv_blocks=runner.num_kv_blocks, num_host_blocks=host)
     rng = np.random.default_rng(0)
-    found = {engine.add(Request(rng.integers(0, 256, n).tolist(), 12)): [] for n in (1, 16, 17, 90, 200, 33)}
+    found: dict[int, list[int]] = {}
+    for length in (1, 16, 17, 90, 200, 33):
+        found[engine.add(Request(rng.integers(0, 256, length).tolist(), 12))] = []
     while engine.has_work:
         for output in engine.step():
             assert output.error is None
