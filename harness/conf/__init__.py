@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parent
 GROUPS = ("workload", "engine", "model", "load", "slo", "experiment")
+OPEN = ("engine.policy", "engine.queue_policy", "engine.lanes")
+"""Nodes whose keys belong to the policy that another setting names: the engine checks them."""
 MAX_COMBINATIONS = 1000
 """A sweep over more combinations than this is taken for a slip."""
 
@@ -159,9 +161,13 @@ def _set(cfg: DictConfig, override: Override, text: str) -> None:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    key = override.key_or_group
+    key, value = override.key_or_group, override.value()
+    for node in OPEN:
+        if f"{key}.".startswith(f"{node}.") and (key != node or isinstance(value, dict)):
+            _check_known(cfg, node, text)
+            OmegaConf.update(cfg, key, value, merge=True, force_add=True)
+            return
     _check_known(cfg, key, text)
-    value = override.value()
     node = OmegaConf.select(cfg, key, throw_on_missing=False, throw_on_resolution_failure=False)
     if OmegaConf.is_dict(node):
         if not isinstance(value, dict):

@@ -206,3 +206,23 @@ def test_a_rule_never_passes_what_is_no_finite_number(key, value):
         assert wanted is not None
     if key in ("load.requests", "seed") and isinstance(value, bool | str | float):
         assert wanted is not None
+
+
+def test_the_settings_of_a_policy_are_the_policys_own() -> None:
+    cfg = compose(
+        [
+            "engine=chunked",
+            "engine.queue=fair",
+            "engine.queue_policy.weights.acme=3",
+            "engine.queue_policy={output_cost: 1.0}",
+            "engine.lanes.interactive.weight=4",
+            "engine.policy.decode_seq_budget=8",
+        ]
+    )
+    assert cfg.engine.queue_policy == {"weights": {"acme": 3}, "output_cost": 1.0}
+    assert cfg.engine.lanes == {"interactive": {"weight": 4}}
+    assert cfg.engine.policy.decode_seq_budget == 8
+    with pytest.raises(UsageError, match=r"engine.queue_policy"):
+        compose(["engine=openai", "engine.base_url=http://h", "engine.queue_policy.aging_s=1"])
+    with pytest.raises(UsageError, match=r"engine.lanes"):
+        compose(["engine=chunked", "engine.lanes=3"])
