@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engines.plan import Kind
-from engines.step_log import StepRecord
+
+if TYPE_CHECKING:  # the server reads MOST, and does without pyarrow
+    from engines.step_log import StepRecord
 
 MOST = 10_000
 """Steps that are kept: at 256 sequences each about 60 MB, at 16 about 5."""
