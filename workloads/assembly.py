@@ -19,6 +19,7 @@ from workloads.rates import RateProfile, read_rate
 from workloads.schedule import Schedule, ScheduledRequest, Segment, request_id
 from workloads.settings import Settings
 from workloads.streams import stream
+from workloads.terms import EVERYBODY, Terms
 
 MOST_TOKENS = 10_000_000  # of one prompt or answer, after the caps: more is a slip, and fills the memory
 DECLARED = ("class_cap", "exact", "factor")
@@ -56,6 +57,7 @@ class Draft:
     session: str | None = None
     turn: int = 0
     think_s: float | None = None
+    terms: Terms = EVERYBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,9 @@ def assemble(
                 id=request_id(i),
                 arrival_s=float(draft.arrival_s),
                 request_class=draft.request_class,
+                tenant=draft.terms.tenant,
+                priority=draft.terms.priority,
+                deadline_ms=draft.terms.deadline_ms,
                 # Only who watches the answer grow can stop in the middle of it.
                 stream=bool(streams[i]) or cancel.kind == "after_tokens",
                 segments=segments,

@@ -1,7 +1,8 @@
 """Drawing a schedule from a configuration: the presets of `harness/conf/workload/`, and the way to traces.
 
 A preset is a mix of classes. A class has a weight, a prompt made of parts (`workloads.inputs`) and a
-distribution of answers, optionally rank-correlated with the prompt's length.
+distribution of answers, optionally rank-correlated with the prompt's length, and terms (`workloads.terms`):
+whose it is, how urgent, until when.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from workloads.sessions import (
 )
 from workloads.settings import Settings
 from workloads.streams import stream
+from workloads.terms import KEYS as TERM_KEYS
+from workloads.terms import draw_terms
 
 
 def draw(
@@ -89,10 +92,13 @@ def _draw_preset(node: Settings, *, seed: int, requests: int | None, duration_s:
     notes = [] if profile is None else _profile_notes(profile, times)
     sessions = read_sessions(node)
     if sessions is None:
-        names, pieces, answers, caps = _draw_contents(
-            seed, common, classes, _choose_classes(seed, classes, len(times))
-        )
-        drafts = [Draft(float(times[i]), names[i], pieces[i], int(answers[i])) for i in range(len(times))]
+        member = _choose_classes(seed, classes, len(times))
+        names, pieces, answers, caps = _draw_contents(seed, common, classes, member)
+        terms = draw_terms(seed, classes, member, np.arange(len(times)))
+        drafts = [
+            Draft(float(times[i]), names[i], pieces[i], int(answers[i]), terms=terms[i])
+            for i in range(len(times))
+        ]
     else:
         drafts, caps, more = _draw_sessions(seed, common, classes, sessions, times, requests, duration_s)
         notes += more
@@ -124,6 +130,7 @@ def _draw_sessions(
         member = _choose_classes(seed, classes, count)[rows.session]
         turn = rows.turn if sessions.history else None
         names, pieces, answers, caps = _draw_contents(seed, common, classes, member, turn)
+        terms = draw_terms(seed, classes, member, rows.session)
         drafts = [
             Draft(
                 float(rows.arrival_s[i]),
@@ -133,6 +140,7 @@ def _draw_sessions(
                 session=f"s{rows.session[i]:06d}",
                 turn=int(rows.turn[i]),
                 think_s=float(rows.think_s[i]) if rows.turn[i] else None,
+                terms=terms[i],
             )
             for i in range(len(rows))
         ]
@@ -163,7 +171,7 @@ def _draw_contents(
     for number, name in enumerate(all_names):
         indices = np.flatnonzero(member == number)
         class_node = classes.node(name)
-        class_node.only("weight", "input", "output")
+        class_node.only("weight", "input", "output", *TERM_KEYS)
         has_part = None if turn is None else partial(keeps_part, turn=turn[indices])
         prompts = draw_prompts(seed, common.name, name, class_node.node("input"), n, indices, has_part)
         for index, prompt in zip(indices, prompts, strict=True):

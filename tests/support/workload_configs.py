@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-PRESETS = ("chat", "rag", "summarize", "batch")
+PRESETS = ("chat", "rag", "summarize", "batch", "mixed")
 
 
 def workload_file(name: str) -> str:
