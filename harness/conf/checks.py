@@ -32,7 +32,7 @@ def check(cfg: DictConfig) -> None:
             continue
         wanted = rule(value)
         if wanted:
-            if key.endswith("_env"):  # it may be the key itself
+            if rule is _variable:  # it may be the key itself
                 raise UsageError(f"{key}: needs {wanted}")
             shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
             raise UsageError(f"{key}={shown}: needs {wanted}")
