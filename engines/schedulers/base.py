@@ -187,7 +187,7 @@ class Scheduler(ABC):
     def decode(self, sequences: Iterable[Sequence], plan: Plan) -> None:
         """A token for each of these running sequences; those that lose their seat meanwhile get none."""
         running, size = Status.RUNNING, self.pool.block_size
-        for seq in sequences:
+        for seq in list(sequences):
             # Most have room in their last block, and then there is nothing to ask for. (What a reservation
             # keeps ahead was taken when they got their seats.)
             room = seq.num_computed < len(seq.block_table) * size

@@ -19,7 +19,7 @@ class ContinuousScheduler(Scheduler):
     def schedule(self, now: float) -> Plan:
         plan = Plan()
 
-        self.decode(self.seated(), plan)
+        self.decode(self.running, plan)
 
         for seq in self.entering(plan):
             prompt = seq.remaining  # of a preempted sequence: prompt and answer so far

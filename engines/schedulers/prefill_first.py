@@ -48,7 +48,7 @@ class PrefillFirstScheduler(Scheduler):
         if plan.entries:
             return plan
 
-        self.decode(self.seated(), plan)
+        self.decode(self.running, plan)
         for seq in self.entering(plan):
             if seq.swapped and self.admit(seq, seq.remaining):
                 plan.add(seq, seq.remaining)

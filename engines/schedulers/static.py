@@ -38,7 +38,7 @@ class StaticScheduler(Scheduler):
             return self._prefill(self._next_batch()) if self._ready_at(now) <= now else Plan()
 
         plan = Plan()
-        self.decode(self.seated(), plan)
+        self.decode(self.running, plan)
         for seq in self.ended:
             plan.add_ended(seq)
         return plan

@@ -56,7 +56,7 @@ class TgiScheduler(Scheduler):
 
         self._decode_next = False
         self._waited += 1
-        self.decode(self.seated(), plan)
+        self.decode(self.running, plan)
         return plan
 
     def _join(self, plan: Plan) -> None:
