@@ -1,5 +1,6 @@
-"""On the CPU in float32 the strategy changes when a token is computed and never which: the three engines give
-the same greedy tokens bit for bit, whole prompts or chunks, alone or in a batch, preempted or not."""
+"""On the CPU in float32 the strategy changes when a token is computed and never which: every preset gives the
+same greedy tokens bit for bit, whole prompts or chunks, alone or in a batch, preempted or not, computed again
+or brought back from host memory. (test_kv_exact.py: block sizes and shared prefixes.)"""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from engines.engine import Engine
 from engines.model.invariance import BITWISE
 from engines.request import Request, SamplingParams
 from engines.runner import ModelRunner, build_runner
+from tests.support.cases import PRESETS, small
+from tests.support.checker import Checker
 from tests.support.engine_driver import MemoryLog, config
+from tests.support.promises import promises_of
 
 LIMITS: dict[str, Any] = {
     "max_num_seqs": 6,
@@ -43,11 +47,17 @@ VARIANTS: dict[str, tuple[EngineConfig, int]] = {
     "chunked_small": (config("chunked", **{**LIMITS, "max_num_batched_tokens": 24}), SMALL_POOL),
 }
 
+FORCED: dict[str, Any] = {"preempt_every": 4, "preempt_seed": 3, "block_size": 16}
+DECISIONS: dict[str, dict[str, Any]] = {
+    "recompute": {"preemption": "recompute", "prefix_cache": False},
+    "swap": {"preemption": "swap", "prefix_cache": True, "victim": "least_urgent"},
+}
+
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[ModelRunner]:
     model = {"name": "tiny", "id": None, "weights": "random", "impl": "lean"}
-    cfg = config("continuous", num_kv_blocks=WHOLE_POOL, **LIMITS)
+    cfg = config("continuous", num_kv_blocks=WHOLE_POOL, preemption="swap", swap_memory_gb=1e-2, **LIMITS)
     runner = build_runner(model, cfg, device="cpu", dtype="float32", seed=0)
     if runner.info()["determinism"] != BITWISE:
         pytest.skip(f"no exact comparison on this machine: {runner.info()['determinism']}")
@@ -56,21 +66,31 @@ def runner() -> Iterator[ModelRunner]:
 
 
 def generate(
-    runner: ModelRunner, cfg: EngineConfig, blocks: int, sampling: SamplingParams
+    runner: ModelRunner, cfg: EngineConfig, blocks: int, sampling: SamplingParams, requests: int | None = None
 ) -> tuple[dict[int, list[int]], Engine, MemoryLog]:
     log = MemoryLog()
-    engine = Engine(cfg, runner, num_kv_blocks=blocks, step_log=log, seed=5)  # type: ignore[arg-type]
+    engine = Engine(
+        cfg,
+        runner,
+        num_kv_blocks=blocks,
+        num_host_blocks=runner.num_host_blocks,
+        step_log=log,  # type: ignore[arg-type]
+        seed=5,
+    )
+    checker = Checker(engine, log, promises_of(engine))
     rng = np.random.default_rng(0)
     answers: dict[int, list[int]] = {}
-    for prompt_len, max_tokens in REQUESTS:
+    for prompt_len, max_tokens in REQUESTS[:requests]:
         prompt = rng.integers(0, 256, prompt_len).tolist()
         answers[engine.add(Request(prompt, max_tokens, sampling))] = []
     for _ in range(2000):
         if not engine.has_work:
             return answers, engine, log
-        for output in engine.step():
+        before = checker.before()
+        outputs = engine.step()
+        checker.after(before, outputs)
+        for output in outputs:
             answers[output.seq_id] += output.token_ids
-        engine.check_integrity()
     raise AssertionError("the engine does not come to an end")
 
 
@@ -99,6 +119,20 @@ def test_greedy_tokens_are_those_of_a_request_alone(
     assert stats.decode_tokens == sum(s.decode_tokens for s in log.steps) == sum(n - 1 for _, n in REQUESTS)
     assert (stats.ended_rows > 0) == (stats.left_pad_tokens > 0)
     assert (stats.left_pad_tokens > 0) == (cfg.scheduler == "static" and cfg.left_pad)
+
+
+@pytest.mark.parametrize("preemption", DECISIONS)
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_in_a_small_pool_with_preemptions_at_random(
+    runner: ModelRunner, alone: dict[int, list[int]], name: str, preemption: str
+) -> None:
+    cfg = small(name, **{**LIMITS, **FORCED, **DECISIONS[preemption]})
+    answers, engine, _ = generate(runner, cfg, SMALL_POOL + 2, SamplingParams(), requests=6)
+    assert answers == {seq_id: alone[seq_id] for seq_id in range(6)}
+    stats = engine.stats()
+    assert stats.preemptions > 0
+    assert (stats.swapped_out > 0) == (preemption == "swap")
+    assert stats.recomputed_tokens > 0 or preemption == "swap"
 
 
 @pytest.mark.parametrize("name", ["static_small", "continuous_forced", "chunked_forced"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from engines import schedulers
@@ -75,8 +76,11 @@ class Driver:
             step_log=self.log,  # type: ignore[arg-type]
             **more,
         )
-        self.checker = Checker(self.engine, self.log, promises_of(self.engine))
         self.outputs: list[Output] = []
+
+    @cached_property
+    def checker(self) -> Checker:
+        return Checker(self.engine, self.log, promises_of(self.engine))
 
     def add(self, prompt_len: int, max_tokens: int, **more: Any) -> int:
         """A prompt of its own tokens for every request."""
