@@ -203,9 +203,11 @@ class Engine:
         copies = self.scheduler.preemption.take_copies()
         tally = self.recorder.planned(plan, copies)
         occupancy = self._occupancy()
-        entered = [e.seq for e in plan.entries if self._live[e.seq.seq_id].record.admitted_ns is None]
-        for entry in plan.entries:
-            self.recorder.scheduled(entry.seq, self._live[entry.seq.seq_id].record, now)
+        decode = Kind.DECODE  # of many rows few are anything else, and none of them is new
+        starting = [entry.seq for entry in plan.entries if entry.kind is not decode]
+        entered = [seq for seq in starting if self._live[seq.seq_id].record.admitted_ns is None]
+        for seq in starting:
+            self.recorder.scheduled(seq, self._live[seq.seq_id].record, now)
         batch, sampled = assemble(plan, self._tokens, self.config.block_size, self.config.max_model_len)
         sampling = self._sampling(sampled)
         if sampling is not None:
