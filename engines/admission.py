@@ -12,20 +12,17 @@ reason and when to try again.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from engines.config import EngineConfig
-from engines.pace import Pace
+from engines.pace import Pace, retry_after
 from engines.plan import Plan
 from engines.request import Refused, Request
 from engines.schedulers import Scheduler
 from engines.sequence import Sequence
 
 Verdict = Literal["accept", "wait", "reject"]
-LONGEST_RETRY_S = 60
-"""More is not worth predicting: what the engine will do by then depends on requests that have not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +146,6 @@ def _wait(asked: Asked, state: State, limits: EngineConfig) -> Decision | None:
 
 def _later(reason: str, message: str, wait_s: float | None, status: int = 503) -> Decision:
     return Decision("reject", reason, message, status, retry_after(wait_s))
-
-
-def retry_after(wait_s: float | None) -> int:
-    """Whole seconds, at least 1, which is also the answer as long as nothing is known."""
-    return 1 if wait_s is None else min(LONGEST_RETRY_S, max(1, math.ceil(wait_s)))
 
 
 def _over(amount: float, per_s: float | None) -> float | None:

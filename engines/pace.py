@@ -3,10 +3,19 @@ None means that too little has been seen."""
 
 from __future__ import annotations
 
+import math
+
 HALF_LIFE_S = 10.0
 """Busy seconds after which what was seen counts half."""
 LEAST = 4.0
 """Fewer observations than this, after forgetting, are no ground for refusing anyone."""
+LONGEST_RETRY_S = 60
+"""More is not worth predicting: what the engine will do by then depends on requests that have not come."""
+
+
+def retry_after(wait_s: float | None) -> int:
+    """Whole seconds, at least 1, which is also the answer as long as nothing is known."""
+    return 1 if wait_s is None else min(LONGEST_RETRY_S, max(1, math.ceil(wait_s)))
 
 
 class _Decaying:

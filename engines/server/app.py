@@ -19,6 +19,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from engines.model.tokenizer import Tokenizer
+from engines.pace import retry_after
 from engines.request import Refused
 from engines.routes import Route
 from engines.server import protocol
@@ -225,6 +226,8 @@ class Server:
             raise
         except Refused as refused:
             outcome = f"refused {refused.reason}"
+            if refused.retry_after_s is None and refused.status == 503:  # it was given up in the queue
+                refused.retry_after_s = retry_after(self._wait_s(route))
             raise
         except ApiError:
             outcome = "error"
@@ -234,14 +237,14 @@ class Server:
             self.metrics.on_ended(stream, outcome)
             request_event(stream, answer, outcome, self.admin.routes[route].name)
 
+    def _wait_s(self, route: int) -> float | None:
+        """What its queue is estimated to take, as of the engine's last word."""
+        return self.engine.queues[route].wait_s if self.engine.queues else None
+
     def _warn_of_timeouts(self, request: web.Request, route: int) -> dict[str, str]:
         """Headers of the answer."""
-        queues = self.engine.queues
-        text = warning(
-            declared_timeout_s(request.headers),
-            self.admin.queue_timeout_ms[route],
-            queues[route].wait_s if queues else None,
-        )
+        declared_s = declared_timeout_s(request.headers)
+        text = warning(declared_s, self.admin.queue_timeout_ms[route], self._wait_s(route))
         if text is None:
             return {}
         self.metrics.timeout_warnings += 1

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engines.admission import LONGEST_RETRY_S, Asked, State, decide, retry_after
+from engines.admission import Asked, State, decide
 from engines.config import EngineConfig
-from engines.pace import LEAST, Pace
+from engines.pace import LEAST, LONGEST_RETRY_S, Pace, retry_after
 from engines.request import Refused
 from engines.tenants import OTHER, Labels, TenantRates
 from tests.support.engine_driver import Driver, config
