@@ -25,7 +25,7 @@ from engines.gate import Change, Gate
 from engines.kv_pool import BlockPool, IntegrityError
 from engines.plan import Entry, Kind, Plan
 from engines.recorder import Recorder, new_record, to_ns
-from engines.request import Output, Request
+from engines.request import Output, Request, make_output
 from engines.schedulers import build as build_scheduler
 from engines.sequence import Sequence, Status
 from engines.stats import Occupancy, QueueState, Stats
@@ -260,7 +260,7 @@ class Engine:
                 reason = self._end_reason(live, token)
                 self._end(live, reason)
             if not drain:
-                outbox.append(Output(seq.seq_id, (token,), reason))
+                outbox.append(make_output((seq.seq_id, (token,), reason, None)))
                 live.answered = reason is not None
         self.counters.output_tokens += produced
 

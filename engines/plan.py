@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple
 
 from engines.sequence import Sequence
@@ -37,6 +38,9 @@ class Entry(NamedTuple):
         return prefill, self.num_tokens - prefill - recomputed, recomputed
 
 
+_entry = partial(tuple.__new__, Entry)  # without the Python of Entry(), which is called for every token
+
+
 @dataclass(slots=True)
 class Plan:
     entries: list[Entry] = field(default_factory=list)
@@ -54,7 +58,7 @@ class Plan:
     def add_decode(self, seq: Sequence) -> None:
         """The newest token of a sequence whose others are computed: the most frequent entry by far."""
         kind = DECODE if seq.num_computed >= seq.max_computed else RECOMPUTE
-        self.entries.append(Entry(seq, 1, kind, 0))
+        self.entries.append(_entry((seq, 1, kind, 0)))
         self.num_tokens += 1
 
     def add_ended(self, seq: Sequence) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 
@@ -39,6 +40,10 @@ class Output(NamedTuple):
     token_ids: tuple[int, ...]
     finish_reason: str | None = None  # stop | length | abort | queue_timeout | deadline | error
     error: str | None = None
+
+
+make_output = partial(tuple.__new__, Output)
+"""From a tuple of all its fields, without the Python of Output(): called for every token."""
 
 
 class Refused(Exception):

@@ -104,17 +104,18 @@ class SlicedScheduler(StaticScheduler):
         first."""
         queue = sorted(self.waiting, key=lambda seq: seq.num_tokens)
         blocks = np.cumsum([0, *(self.pool.blocks_for(self._room(seq)) for seq in queue)])
+        fits = np.searchsorted(blocks, blocks - self.pool.usable)  # where a batch up to n may begin, by KV
+        sizes = np.arange(1, min(len(queue), self.config.max_num_seqs) + 1)
+        prefill, decode = self._times(sizes)
         best = np.zeros(len(queue) + 1)  # time of the first n
         start = [0] * (len(queue) + 1)  # where the last batch of the first n begins
         for end in range(1, len(queue) + 1):
             longest = queue[end - 1].num_tokens
-            most = min(self.config.max_num_seqs, self.config.max_num_batched_tokens // longest)
-            fits = int(np.searchsorted(blocks, blocks[end] - self.pool.usable))
-            lowest = min(end - 1, max(0, end - most, fits))
-            firsts = np.arange(end - 1, lowest - 1, -1)
-            times = best[firsts] + self._time(end - firsts, longest)
-            start[end] = end - 1 - int(times.argmin())
-            best[end] = times.min()
+            most = min(len(sizes), self.config.max_num_batched_tokens // longest)
+            lowest = min(end - 1, max(0, end - most, int(fits[end])))
+            last = best[lowest:end][::-1] + decode[: end - lowest] + prefill[: end - lowest] * longest
+            size = int(last.argmin()) + 1
+            best[end], start[end] = last[size - 1], end - size
         batches = []
         end = len(queue)
         while end:
@@ -122,7 +123,7 @@ class SlicedScheduler(StaticScheduler):
             end = start[end]
         return sorted(batches, key=lambda batch: self.waiting.key(batch[0]))
 
-    def _time(self, size: NDArray[np.int64], longest: int) -> NDArray[np.float64]:
-        """Of batches of these sizes."""
+    def _times(self, sizes: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of batches of these sizes: the prefill, for each token of the longest prompt, and the decodes."""
         s = self.settings
-        return s.prefill_cost * size * longest + s.slice_tokens * (s.step_cost + s.decode_cost * size)
+        return s.prefill_cost * sizes, s.slice_tokens * (s.step_cost + s.decode_cost * sizes)

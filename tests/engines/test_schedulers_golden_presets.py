@@ -370,8 +370,8 @@ def test_tgi() -> None:
 
 
 def test_tgi_prefills_twice_only_to_form_a_batch() -> None:
-    """max_batch_prefill_tokens=4. The prefill that forms a batch may be followed by another one; with the ratio
-    of 0.3 any number interrupts a batch of up to three. 3 would fit at once and waits for the decode."""
+    """max_batch_prefill_tokens=4. The prefill that forms a batch may be followed by another one; with the
+    ratio of 0.3 any number interrupts a batch of up to three. 3 would fit at once, but a decode is due."""
     driver = small("tgi", "engine.max_num_seqs=8", "engine.policy.max_batch_prefill_tokens=4")
     add(driver, (4, 2), (2, 2), (2, 1), (4, 2), (1, 1))
     driver.run()
@@ -382,8 +382,8 @@ def test_sliced() -> None:
     """Slices of 2 tokens; a batch of n with the longest prompt L costs n * L + 2 * (8 + n).
 
     By length: 0 and 2 (2), 4 (3), 3 (7), 1 (8). The cut into 0, 2, 4 and 3, 1 costs 31 + 36; 0, 2 and 4, 3, 1
-    would cost 24 + 46, and three batches more than 82. After their slices 0 and 2 go back, with 4 tokens each, of
-    which 3 were computed. 5, which came during the first slice, is in the second round, not before 3 and 1.
+    would cost 24 + 46, and three batches 82 or more. After their slices 0 and 2 go back, with 4 tokens each,
+    of which 3 were computed. 5, which came during the first slice, is in the second round, after 3 and 1.
     Each holds KV for its slice only: 1, 1 and 2 blocks, 3 and 2, then 2, 2 and 1, then 2."""
     driver = small("sliced", "engine.policy.slice_tokens=2")
     add(driver, (2, 3), (8, 2), (2, 5), (7, 1), (3, 2))
@@ -451,9 +451,10 @@ def test_past_future_learns_how_long_answers_are(monkeypatch: pytest.MonkeyPatch
     8 * 2 + 8 = 24, a third one is too many. They end after 2 tokens, and so do the next two. With four ended
     answers known, three that have 4 and are expected to have 2 left peak at 2 * 3 + 12 = 18: all three enter.
 
-    But these go on. At iteration 9 each has 8 tokens in two blocks, and the newest gives up its own; by then it
-    has answered 5. While 4 and 5 have 12 tokens and 2 left, 6 has 9 (12 in blocks) and 3 left (no known answer
-    was as long, so its limit counts): the peak of 2 * 3 + 36 is above 24. It enters when they have ended."""
+    But these go on. At iteration 9 each has 8 tokens in two blocks, and the newest gives up its own; by then
+    it has answered 5. While 4 and 5 have 12 tokens and 2 left, 6 has 9 (12 in blocks) and 3 left (no known
+    answer was as long, so its limit counts): the peak of 2 * 3 + 36 is above 24. It enters when they
+    have ended."""
     monkeypatch.setattr(PredictedPeak, "LEAST", 4)
     driver = small("past_future", blocks=6)
     add(driver, *[(4, 8)] * 4, stop_after=2)
