@@ -1,4 +1,4 @@
-"""The order of docs/add-a-scheduler.md does what the page says."""
+"""The order of docs/add-an-order.md does what the page says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from engines.config import ConfigError
 from tests.support.engine_driver import Driver, config
 
-PAGE = (Path(__file__).parents[2] / "docs" / "add-a-scheduler.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "add-an-order.md").read_text()
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def shortest(monkeypatch: pytest.MonkeyPatch) -> str:
     (code,) = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
     module = ModuleType("doc_queue")
     monkeypatch.setitem(sys.modules, "doc_queue", module)
-    exec(compile(code, "add-a-scheduler.md", "exec"), vars(module))
+    exec(compile(code, "add-an-order.md", "exec"), vars(module))
     return "doc_queue:ShortestQueue"
 
 
