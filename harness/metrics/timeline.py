@@ -36,6 +36,7 @@ class Timeline:
     """Steps in order of time, and their rows in order of (sequence, step). Times in ns from the run's
     start."""
 
+    number: Ints  # [steps] as the engine counts them
     start: Floats  # [steps]
     end: Floats  # [steps]
     prefill: Floats  # [steps] tokens of prompts, recomputed ones too
@@ -69,6 +70,10 @@ class Timeline:
         """Its rows, without those after its answer had ended."""
         return slice(int(np.searchsorted(self.seq, seq)), int(np.searchsorted(self.seq, seq, "right")))
 
+    def losses_of(self, seq: int) -> Ints:
+        """The steps whose plan cost it its seat."""
+        return np.sort(self.lost_step[self.lost_seq == seq])
+
 
 def timeline(steps: pd.DataFrame, company_ms: float = 0.0) -> Timeline:
     """The passes of Run.steps that ended in the run (not those of its warm-up). company_ms: how long an
@@ -88,6 +93,7 @@ def timeline(steps: pd.DataFrame, company_ms: float = 0.0) -> Timeline:
     lost_step, (lost_seq,) = _rows(steps, ("preempted",))
     edges, reasons = reason_codes(steps, start, end, company_ms)
     return Timeline(
+        number=steps["step"].fillna(-1).to_numpy(np.int64),
         start=start,
         end=end,
         prefill=prefill,
