@@ -12,7 +12,12 @@ up (CPU time: what other processes take is not the scheduler's):
     records    the rest of the host's work: tallies, the step record, admission's figures
 
 `growth` is that of the sum from the fewest to the most running, over that of running: 1.00 is linear. Last
-line: JSON."""
+line: JSON.
+
+    python -m engines.bench_scheduler --host-gap smollm2 [--presets chunked] [--running 32]
+
+is the same engine over a real model: what of an iteration is the host gap, from the end of a pass to the start
+of the next."""
 
 from __future__ import annotations
 
@@ -36,6 +41,7 @@ from engines.batch import Copies, RaggedBatch, StepResult
 from engines.config import EngineConfig
 from engines.engine import Engine
 from engines.request import Request
+from engines.step_log import RequestRecord, StepRecord
 from harness.conf import choices, compose
 
 PROMPT, ANSWER, BLOCK = 64, 256, 16
@@ -57,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"--presets {unknown[0]}: choose from {', '.join(presets())}", file=sys.stderr)
         return 2
+    if args.host_gap:
+        return host_gap(args)
     print(
         f"{args.waiting} waiting, prompts of {PROMPT}, answers of 1 to {ANSWER}; CPU us an iteration, "
         f"mean of {args.steps}"
@@ -95,6 +103,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def host_gap(args: argparse.Namespace) -> int:
+    """A median of every iteration's share: a pass that the machine interrupts says nothing."""
+    from engines.runner import build_runner  # torch
+
+    rows = []
+    for preset in args.presets:
+        for running in args.running:
+            config = preset_config(preset, running)
+            runner = build_runner(
+                {"name": args.host_gap, "id": None, "impl": "lean", "weights": None}, config
+            )
+            engine = busy_engine(preset, running, args.waiting, runner)
+            engine.recorder.log = log = _Log()  # type: ignore[assignment]
+            for _ in range(args.steps):
+                top_up(engine, args.waiting)
+                engine.step()
+            gaps = [(s.host_gap_ns, s.duration_ns) for s in log.steps if s.host_gap_ns is not None]
+            share = statistics.median(gap / (gap + duration) for gap, duration in gaps)
+            gap_ms = statistics.median(gap for gap, _ in gaps) / 1e6
+            pass_ms = statistics.median(duration for _, duration in gaps) / 1e6
+            print(
+                f"{preset}, {running} running on {args.host_gap}: pass {pass_ms:.2f} ms, "
+                f"host gap {gap_ms:.3f} ms, {share:.2%} of an iteration"
+            )
+            rows.append(
+                {
+                    "preset": preset,
+                    "running": running,
+                    "model": args.host_gap,
+                    "pass_ms": pass_ms,
+                    "host_gap_ms": gap_ms,
+                    "share": share,
+                }
+            )
+    print(json.dumps({"bench": "host_gap", "steps": args.steps, "rows": rows}))
+    return 0
+
+
+class _Log:
+    def __init__(self) -> None:
+        self.steps: list[StepRecord] = []
+
+    def step(self, record: StepRecord) -> None:
+        self.steps.append(record)
+
+    def request(self, record: RequestRecord) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+
 def presets() -> list[str]:
     return [name for name in choices("engine") if name != "openai"]
 
@@ -125,21 +185,28 @@ def measure(preset: str, running: int, waiting: int, steps: int) -> dict[str, An
     return {"preset": preset, "running": running, **parts}
 
 
-def busy_engine(preset: str, running: int, waiting: int) -> Engine:
+def busy_engine(preset: str, running: int, waiting: int, runner: Any = None) -> Engine:
+    config = preset_config(preset, running)
+    engine = Engine(config, runner or NoModel(), num_kv_blocks=config.num_kv_blocks or 0)
+    top_up(engine, running + waiting)
+    engine.step()
+    return engine
+
+
+def preset_config(preset: str, running: int) -> EngineConfig:
+    """The preset with `running` seats, and KV for as many and a few more."""
+    longest = PROMPT + ANSWER
     limits = [
         f"engine.max_num_seqs={running}",
-        f"engine.max_num_batched_tokens={max(65536, running * (PROMPT + ANSWER))}",
-        f"engine.max_model_len={PROMPT + ANSWER}",
+        f"engine.max_num_batched_tokens={max(65536, running * longest)}",
+        f"engine.max_model_len={longest}",
         f"engine.block_size={BLOCK}",
+        f"engine.num_kv_blocks={1 + (running + 64) * -(-longest // BLOCK)}",
     ]
     if preset == "dynamic":
         limits.append(f"engine.policy.preferred_batch_sizes=[{running}]")
     node: Any = OmegaConf.to_container(compose([f"engine={preset}", *limits]).engine)
-    blocks = 1 + (running + 64) * -(-(PROMPT + ANSWER) // BLOCK)
-    engine = Engine(EngineConfig.from_mapping(node), NoModel(), num_kv_blocks=blocks)
-    top_up(engine, running + waiting)
-    engine.step()
-    return engine
+    return EngineConfig.from_mapping(node)
 
 
 _lengths = random.Random(7)
@@ -184,6 +251,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--presets", nargs="+", default=presets(), help="engines of harness/conf/engine")
     p.add_argument("--running", nargs="+", type=int, default=[16, 64, 256, 1024])
+    p.add_argument("--host-gap", metavar="MODEL", help="over a real model: tiny or smollm2")
     p.add_argument("--waiting", type=int, default=1000)
     p.add_argument("--steps", type=int, default=200)
     return p
