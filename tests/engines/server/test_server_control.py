@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -136,6 +136,14 @@ def test_above_the_reject_watermark_it_is_503() -> None:
 # -- limits
 
 
+async def passes(server: LiveServer, condition: Callable[[], bool]) -> None:
+    """One pass after the other, until it holds."""
+    while not condition():
+        entered = server.runner.entered
+        server.runner.permit(1)
+        await server.until(lambda entered=entered: server.runner.entered > entered or condition())
+
+
 @pytest.mark.parametrize("path", ["/admin/limits", "/debug/steps"])
 def test_without_a_token_these_paths_do_not_exist_and_with_one_it_is_asked_for(path: str) -> None:
     async def scenario() -> None:
@@ -156,17 +164,16 @@ def test_limits_change_while_it_runs(log: Lines) -> None:
         async with serving(gated=True, max_num_seqs=1) as (server, http):
             clients = [RawClient(server.port) for _ in range(3)]
             for client in clients:
-                await client.post(prompt=[9] * 8, max_tokens=40, stream=True, ignore_eos=True)
+                await client.post(prompt=[9] * 8, max_tokens=400, stream=True, ignore_eos=True)
             await server.until(lambda: server.metrics.received == 3)
             server.runner.permit(1)
             await server.until(lambda: server.engine.stats.waiting == 2, "two wait for the seat")
             change = asyncio.create_task(ask(http, "PATCH", "/admin/limits", json={"max_num_seqs": 3}))
-            await asyncio.sleep(0)
-            server.runner.permit(2)
+            await passes(server, change.done)
             status, told = await change
             assert status == 200
             assert told["changed"] == {"max_num_seqs": {"old": 1, "new": 3}}
-            await server.until(lambda: server.engine.stats.running == 3, "all have seats")
+            await passes(server, lambda: server.engine.stats.running == 3)
             server.runner.open_gate()
             _, shown = await ask(http, "GET", "/admin/limits")
             assert shown["routes"][0]["limits"]["max_num_seqs"] == 3
