@@ -16,8 +16,8 @@ line: JSON.
 
     python -m engines.bench_scheduler --host-gap smollm2 [--presets chunked] [--running 32]
 
-is the same engine over a real model: what of an iteration is the host gap, from the end of a pass to the start
-of the next."""
+is the same engine over a real model: what of an iteration is the host gap, from the end of a pass to the
+start of the next."""
 
 from __future__ import annotations
 
