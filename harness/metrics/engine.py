@@ -112,8 +112,8 @@ def thrashing(steps: pd.DataFrame) -> str | None:
     """A warning when the engine mostly computes again what it has thrown away, else None."""
     useful = float(steps["prefill_tokens"].sum() + steps["decode_tokens"].sum())
     again = float(steps["recomputed_tokens"].sum())
-    if not again > THRASH_LIMIT * useful:
-        return None
+    if not again > THRASH_LIMIT * useful or not steps["preemptions"].sum():
+        return None  # slices compute their prompts again by design
     return (
         f"thrashing: {again:.0f} tokens were computed again for {useful:.0f} useful ones (limit "
         f"{THRASH_LIMIT:g} for each): fewer engine.max_num_seqs, more KV, or engine.preemption=swap"

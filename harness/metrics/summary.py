@@ -29,7 +29,7 @@ from harness.metrics.counts import (
     token_source,
 )
 from harness.metrics.ending import kv_live_end
-from harness.metrics.engine import engine_latency, load_steps, prefix_cache, step_figures
+from harness.metrics.engine import engine_latency, load_steps, prefix_cache, step_figures, thrashing
 from harness.metrics.latency import chunk_table, latency_blocks, per_request, why_no_pace
 from harness.metrics.percentiles import FLOOR_RULES, hold_to_floor
 from harness.metrics.run import OUTCOMES, Run, load_run
@@ -162,6 +162,8 @@ def summarize(run: Run) -> dict[str, Any]:
     }
     hold_to_floor(summary, percentile_floor(run))
     summary["invalid_reasons"], summary["warnings"] = judge(run, summary, lag_samples(run))
+    if (thrash := thrashing(steps)) is not None:
+        summary["warnings"].append(thrash)
     summary["valid"] = not summary["invalid_reasons"]
     summary["null_reasons"] = dict(sorted(reasons.found.items()))
     return clean(summary)

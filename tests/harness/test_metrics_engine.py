@@ -97,11 +97,19 @@ def test_the_hit_rate_is_of_the_prompt_tokens_that_were_due(tmp_path: Path) -> N
 
 def test_a_run_that_computes_most_of_it_again_is_said_to_thrash() -> None:
     steps = pd.DataFrame({"prefill_tokens": [60, 0], "decode_tokens": [0, 40], "recomputed_tokens": [0, 50]})
+    steps["preemptions"] = [0, 1]
     assert thrashing(steps) is None
     steps.loc[1, "recomputed_tokens"] = 51
     assert thrashing(steps) is not None
     assert "51 tokens were computed again for 100 useful ones" in str(thrashing(steps))
     assert thrashing(steps.iloc[0:0]) is None
+    assert thrashing(steps.assign(preemptions=0)) is None, "slices begin anew by design"
+
+
+def test_the_warning_is_in_the_summary(tmp_path: Path) -> None:
+    steps = [step(0, 0.1, 0.3, prefill_tokens=10), step(1, 0.5, 0.1, recomputed_tokens=90, preemptions=2)]
+    summary = build_summary(write_run(tmp_path / "run", [request(0, [(0.5, 1), (1.0, 1)])], steps=steps))
+    assert [w for w in summary["warnings"] if w.startswith("thrashing: 90 tokens")]
 
 
 def test_busy_time_is_cut_at_the_window(tmp_path: Path) -> None:
