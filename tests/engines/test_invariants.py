@@ -16,7 +16,7 @@ from tests.support.cases import PRESETS, Case, Drawn, check_answers, play, quiet
 from tests.support.checker import WORST_CASE
 from tests.support.engine_driver import Driver
 
-EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite

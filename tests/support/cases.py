@@ -21,7 +21,7 @@ from tests.support.mock_runner import VOCAB, answer
 PRESETS = tuple(name for name in choices("engine") if name != "openai")
 EOS = range(0, VOCAB, 13)
 EARLY = ("abort", "queue_timeout", "deadline", "error")  # reasons of an answer that is not whole
-TENANTS, CLASSES = ("a", "b", "c"), ("chat", "rag", "batch")
+TENANTS, CLASSES = ("a", "a", "b"), ("chat", "chat", "batch")
 
 T = TypeVar("T")
 
@@ -112,18 +112,18 @@ def small(name: str, **changes: Any) -> EngineConfig:
 
 
 def random_case(
-    pick: Pick, name: str, *, requests: tuple[int, int] = (1, 10), ticks: int = 15, **fixed: Any
+    pick: Pick, name: str, *, requests: tuple[int, int] = (3, 12), ticks: int = 6, **fixed: Any
 ) -> Case:
     """So many requests, at least and at most. `fixed` are settings that are not left to chance."""
-    max_model_len = pick.number(4, 30)
-    seats = pick.number(1, 5)
-    block_size = pick.one_of([1, 2, 4, 7])
+    max_model_len = pick.one_of([20, 30, pick.number(4, 30)])
+    seats = pick.one_of([2, 3, 4, 5, 1])
+    block_size = pick.one_of([1, 2, 2, 4, 7])
     scheduler = schedulers.scheduler_class(preset(name)["scheduler"])
     least = max(seats, max_model_len) if scheduler.whole_prompts else seats
     whole = -(-max_model_len // block_size)
     maybe = [True, False, False]
     changes: dict[str, Any] = {
-        "reservation": pick.one_of([preset(name)["reservation"], *RESERVATIONS]),
+        "reservation": pick.one_of([preset(name)["reservation"], "on_demand", "prompt", *RESERVATIONS]),
         "queue": pick.one_of(queues.names()),
         "victim": pick.one_of(VICTIMS),
         "preemption": pick.one_of(PREEMPTIONS),
@@ -145,9 +145,9 @@ def random_case(
         changes["preempt_every"] = pick.number(1, 6)
         changes["preempt_seed"] = pick.one_of([None, 0, 1])
     if pick.one_of(maybe):
-        changes["queue_timeout_ms"] = pick.number(1, 30)
+        changes["queue_timeout_ms"] = pick.number(5, 50)
     if pick.one_of(maybe):
-        changes["max_waiting_requests"] = pick.number(1, 4)
+        changes["max_waiting_requests"] = pick.number(2, 6)
         changes["max_waiting_tokens"] = pick.one_of([None, 20])
     if pick.one_of(maybe):
         changes["kv_high_watermark"] = pick.one_of([0.3, 0.7])
@@ -155,14 +155,14 @@ def random_case(
     if pick.one_of(maybe) and scheduler.in_turn:
         changes["lanes"] = _lanes(pick)
     config = EngineConfig.from_mapping({**preset(name), **changes, **fixed})
-    usable = pick.number(whole if config.reservation == "max_model_len" else 1, 3 * whole)
+    usable = pick.one_of([whole, whole + whole // 3, whole + whole // 2, 3 * whole])
     return Case(
         config,
         usable + 1,
         pick.number(0, 2 * whole),
         [_arrival(pick, config, ticks) for _ in range(pick.number(*requests))],
         _limits(pick, config, ticks),
-        tuple(pick.number(0, 30) for _ in range(pick.one_of([0, 0, 0, 1]))),
+        tuple(pick.number(0, 30) for _ in range(pick.one_of([0, 0, 0, 0, 1]))),
     )
 
 
@@ -170,17 +170,19 @@ def _arrival(pick: Pick, config: EngineConfig, ticks: int) -> Arrival:
     longest = config.max_model_len
     return Arrival(
         step=pick.number(0, ticks),
-        family=pick.number(0, 2),
-        shared=pick.number(0, longest),
+        family=pick.number(0, 1),
+        shared=pick.one_of(
+            [pick.number(0, longest // 3), pick.number(0, longest // 3), pick.number(0, longest)]
+        ),
         own=pick.number(0, 4),
-        max_tokens=pick.number(0, longest),
-        stop_after=pick.one_of([None, None, pick.number(1, longest)]),
-        ignore_eos=pick.one_of([True, False]),
-        abort_at=pick.one_of([None, None, pick.number(0, 20)]),
+        max_tokens=pick.one_of([pick.number(0, longest), longest // 2, longest]),
+        stop_after=pick.one_of([None, None, None, pick.number(1, longest)]),
+        ignore_eos=pick.one_of([True, True, False]),
+        abort_at=pick.one_of([None, None, None, pick.number(0, 20)]),
         tenant=pick.one_of(TENANTS),
         request_class=pick.one_of(CLASSES),
-        priority=pick.number(0, 2),
-        deadline_ms=pick.one_of([None, None, float(pick.number(1, 60))]),
+        priority=pick.one_of([0, 0, 1]),
+        deadline_ms=pick.one_of([None, None, 60.0, float(pick.number(1, 60))]),
     )
 
 
@@ -221,9 +223,9 @@ def _lanes(pick: Pick) -> dict[str, Any]:
 
 def _limits(pick: Pick, config: EngineConfig, ticks: int) -> dict[int, dict[str, Any]]:
     changes: dict[int, dict[str, Any]] = {}
-    for _ in range(pick.one_of([0, 0, 0, 1, 2])):
+    for more in range(1, 1 + pick.one_of([0, 0, 0, 1, 2])):  # the budget always changes
         seats = pick.number(1, config.max_num_seqs + 2)
-        budget = max(seats, config.max_num_batched_tokens)
+        budget = max(seats, config.max_num_batched_tokens) + more
         changes[pick.number(0, ticks)] = {"max_num_seqs": seats, "max_num_batched_tokens": budget}
     return changes
 

@@ -11,7 +11,8 @@ checks what the iteration did to it. What only some schedulers promise is in tes
     KV running out
                 a seat is lost only where everyone's next tokens did not fit, by the last in the order of
                 preemption, and never by all                                          (rows 2, 3, 14, 35)
-    entry       of equals the earlier one enters first, those that lost their seat included    (row 14)
+    entry       nobody overtakes in the order of the queue, nor an equal under any order, those that lost
+                their seat included                                                       (row 14)
     work        iterations in all: at most one for each token of each request, times what the scheduler and
                 forced preemptions may cost                              (no livelock, no starvation)
     sums        free + cached + live = usable; received = running + waiting + refused + finished
@@ -20,9 +21,10 @@ checks what the iteration did to it. What only some schedulers promise is in tes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 from engines.engine import Engine
@@ -30,6 +32,13 @@ from engines.plan import Kind
 from engines.request import Output
 from engines.sequence import Sequence, Status
 from engines.step_log import StepRecord
+
+ORDERS: dict[str, Callable[[Sequence], Any]] = {
+    "fcfs": lambda seq: seq.seq_id,
+    "priority": lambda seq: (seq.priority, seq.seq_id),
+    "deadline": lambda seq: (inf if seq.deadline is None else seq.deadline, seq.seq_id),
+}
+"""What the orders that do not move with time say, in the checker's own words."""
 
 WORST_CASE = ("prompt_plus_max_tokens", "max_model_len")
 
@@ -220,9 +229,16 @@ class Checker:
         latest: dict[Any, int] = {}
         for seq in step.entered:
             latest[_equals(seq)] = max(seq.seq_id, latest.get(_equals(seq), -1))
-        if self.promises.check_entry:
+        if not self.promises.check_entry:
+            return
+        for seq in step.left_waiting:
+            assert seq.seq_id > latest.get(_equals(seq), -1), f"{seq} was overtaken by an equal"
+        limits = self.engine.config
+        order = ORDERS.get(limits.queue)
+        if order and not limits.lanes and not limits.queue_policy and step.entered:
+            last = max(order(seq) for seq in step.entered)
             for seq in step.left_waiting:
-                assert seq.seq_id > latest.get(_equals(seq), -1), f"{seq} was overtaken by an equal"
+                assert order(seq) > last, f"{seq} was overtaken"
 
     def _check_work(self) -> None:
         forced = self.engine.counters.preemptions - self.natural
