@@ -72,6 +72,7 @@ COMMANDS = {
     "harness.calibrate": "how far the client's own figures can be trusted on this machine",
     "harness.report": "print a run's table again",
     "workloads": "show a workload's schedule; fit or convert a trace",
+    "engines.explain": "one request's life: its waits, pieces, stalls and whose prompt caused them",
     "engines.server": "the server on its own, OpenAI-compatible",
     "kernels.bench": "time the attention kernels; --step: whole decode steps",
 }

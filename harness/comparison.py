@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from harness.metrics.run import Run, load_run
@@ -33,12 +34,14 @@ UNTOLD = ("output.dir", "output.text")
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the comparison. better: lower | higher | None (a fact, not a merit)."""
+    """A line of the comparison. better: lower | higher | None (a fact, not a merit). optional: left out where
+    no run has it, without a reason."""
 
     label: str
     path: str
     better: str | None
     share: bool = False
+    optional: bool = False
 
 
 ROWS = (
@@ -57,10 +60,14 @@ ROWS = (
     Row("output tokens/s", "throughput.output_tokens_per_s", "higher"),
     Row("goodput, requests/s", "throughput.goodput_rps", "higher"),
     Row("SLO attainment", "throughput.slo_attainment", "higher", share=True),
+    Row("deadline misses", "deadline_misses", "lower", optional=True),
     Row("batch size mean", "steps.batch_size_mean", None),
     Row("KV blocks mean", "steps.kv_live_mean", None),
     Row("preemptions", "steps.preemptions", "lower"),
     Row("recomputed tokens", "steps.recomputed_tokens", "lower"),
+    Row("queue, of E2E", "attribution.queue", "lower", share=True),
+    Row("stalled, of E2E", "attribution.stalled", "lower", share=True),
+    Row("held, of E2E", "attribution.held", "lower", share=True),
     Row("device busy", "utilization.device_busy", None, share=True),
     Row("completed", "counts.completed", "higher"),
     Row("failed", "counts.failed", "lower"),
@@ -163,11 +170,20 @@ def unlike_outputs(first: pd.DataFrame, second: pd.DataFrame) -> tuple[int, int]
     return int((known["output_tokens_x"] != known["output_tokens_y"]).sum()), len(pair)
 
 
+def shown_rows(comparison: Comparison, metrics: Sequence[Row] = ROWS) -> list[Row]:
+    """Those of the rows that this comparison has."""
+    return [
+        row
+        for row in metrics
+        if not row.optional or any(lookup(s, row.path) is not None for s in comparison.summaries)
+    ]
+
+
 def comparison_rows(comparison: Comparison, metrics: Sequence[Row] = ROWS) -> list[dict[str, Any]]:
     """A dict for each metric and run: metric, path, run, value, reliable, ratio (to the first run; null
     where not comparable), verdict (better | worse | same | null)."""
     rows = []
-    for row in metrics:
+    for row in shown_rows(comparison, metrics):
         reference, sure = None, True
         for name, summary in zip(comparison.names, comparison.summaries, strict=True):
             value = lookup(summary, row.path)
@@ -210,7 +226,8 @@ def is_reliable(summary: dict[str, Any], path: str) -> bool:
 
 
 def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = None) -> Comparison:
-    """Print the table of runs (columns) and metrics (rows), and give what it was made of."""
+    """Print the table of runs (columns) and metrics (rows), and give what it was made of. Where the runs are
+    too many for the width, they are the rows, and the metrics come in as many tables as they need."""
     out = console_for(console)
     comparison = compare(run_dirs)
     rows = comparison_rows(comparison)
@@ -218,21 +235,21 @@ def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = N
     scale = lookup(summary, "setup.planned.length_scale")
     title = f"{summary['workload'] or 'unknown workload'}, model {summary['model'] or 'unknown'}"
     out.print(Text(title + (f", workload.length_scale={scale:g}" if scale is not None else ""), style="bold"))
-    table = grid("", *(folded(name) for name in comparison.names))
-    unreliable = False
-    for row in ROWS:
-        cells = [cell for cell in rows if cell["path"] == row.path]
-        unreliable |= any(not cell["reliable"] and cell["value"] is not None for cell in cells)
-        table.add_row(row.label, *(show(cell, row) for cell in cells))
-    out.print(table)
+    lines = [(row, [cell for cell in rows if cell["path"] == row.path]) for row in shown_rows(comparison)]
+    table = by_metric(comparison.names, lines)
+    wide = out.measure(table).maximum > out.width
+    if wide:
+        for part in by_run(comparison.names, lines, out.width):
+            out.print(part)
+            out.print()
+    else:
+        out.print(table)
     if comparison.comparable and len(comparison.names) > 1:
-        out.print(
-            Text(
-                f"ratios to the first run that has the figure; {BETTER} better, {WORSE} worse, = within 2 %",
-                style="dim",
-            )
-        )
-    if unreliable:
+        legend = f"{BETTER} better, {WORSE} worse, = within 2 %"
+        text = "than the first run that has the figure" if wide else ""
+        legend = f"{legend} {text}" if wide else f"ratios to the first run that has the figure; {legend}"
+        out.print(Text(legend, style="dim"))
+    if any(not cell["reliable"] and cell["value"] is not None for cell in rows):
         out.print(Text(LEGEND, style="dim"))
     for text in (*null_notes(comparison), *reading_notes(comparison)):
         out.print(Text(text, style="dim"))
@@ -241,6 +258,40 @@ def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = N
     for note in comparison.notes:
         out.print(Text(note, style="bold red" if "INVALID" in note else ""))
     return comparison
+
+
+def by_metric(names: Sequence[str], lines: Sequence[tuple[Row, list[dict[str, Any]]]]) -> Table:
+    """A row for each metric, a column for each run, with ratios."""
+    table = grid("", *(folded(name) for name in names))
+    for row, cells in lines:
+        table.add_row(row.label, *(show(cell, row) for cell in cells))
+    return table
+
+
+def by_run(
+    names: Sequence[str], lines: Sequence[tuple[Row, list[dict[str, Any]]]], width: int
+) -> Iterator[Table]:
+    """A row for each run, a column for each metric without ratios; tables of at most that width."""
+    left = max(map(len, names))
+    columns: list[tuple[str, list[Text]]] = []
+    used = left
+    for row, cells in lines:
+        head = "\n".join(row.label.replace(", ", " ").replace("/", "/ ").split())
+        column = [show(cell, row, ratio=False) for cell in cells]
+        needed = 1 + max(*map(len, head.split("\n")), *map(len, column))
+        if used + needed > width and columns:
+            yield _beside(names, columns)
+            columns, used = [], left
+        columns.append((head, column))
+        used += needed
+    yield _beside(names, columns)
+
+
+def _beside(names: Sequence[str], columns: Sequence[tuple[str, list[Text]]]) -> Table:
+    table = grid("", *(head for head, _ in columns))
+    for name, *cells in zip(names, *(column for _, column in columns), strict=True):
+        table.add_row(name, *cells)
+    return table
 
 
 def folded(name: str) -> str:
@@ -259,42 +310,46 @@ def folded(name: str) -> str:
 
 
 def null_notes(comparison: Comparison) -> list[str]:
-    """Why figures are missing: a line for each run and reason."""
-    notes: list[str] = []
+    """Why figures are missing: a line for each reason and the runs and figures that share it."""
+    runs: dict[tuple[str, str], list[str]] = {}
     for name, summary in zip(comparison.names, comparison.summaries, strict=True):
         missing: dict[str, list[str]] = {}
-        for row in ROWS:
+        for row in shown_rows(comparison):
             if lookup(summary, row.path) is None:
                 reason = why_null(summary, row.path) or "not measured"
                 missing.setdefault(reason, []).append(row.label.partition(",")[0])
-        notes.extend(f"{MISSING} {name}: {', '.join(labels)}: {reason}" for reason, labels in missing.items())
-    return notes
+        for reason, labels in missing.items():
+            runs.setdefault((", ".join(labels), reason), []).append(name)
+    return [f"{MISSING} {', '.join(names)}: {labels}: {reason}" for (labels, reason), names in runs.items()]
 
 
 def reading_notes(comparison: Comparison) -> list[str]:
     """What a reader has to know to take the figures right."""
     notes: list[str] = []
-    partly = []
+    partly: dict[str, list[str]] = {}
     for name, summary in zip(comparison.names, comparison.summaries, strict=True):
         streamed = lookup(summary, "latency_ms.ttft.from_intended.n")
         completed = lookup(summary, "counts.completed")
         if streamed and completed and streamed < completed:
-            partly.append(f"{name} {streamed} of {completed}")
+            partly.setdefault(f"{streamed} of {completed}", []).append(name)
     if partly:
-        notes.append(f"TTFT and TPOT are of the answers that were streamed: {', '.join(partly)}")
+        counts = [f"{', '.join(names)} {count}" for count, names in partly.items()]
+        if len(partly) == 1 and len(*partly.values()) == len(comparison.names) > 1:
+            counts = [f"{next(iter(partly))} in each run"]
+        notes.append(f"TTFT and TPOT are of the answers that were streamed: {'; '.join(counts)}")
     threshold = next(filter(None, (lookup(s, "stalls.threshold_ms") for s in comparison.summaries)), None)
     if threshold is not None:
         notes.append(f"a stall is a gap over {number(threshold)} ms, for all runs alike")
     return notes
 
 
-def show(cell: dict[str, Any], row: Row) -> Text:
+def show(cell: dict[str, Any], row: Row, ratio: bool = True) -> Text:
     """A value, its ratio to the reference and an arrow."""
     if cell["value"] is None:
         return Text(MISSING, style="dim")
     value = percent(cell["value"]) if row.share else number(cell["value"])
     text = Text(value if cell["reliable"] else UNRELIABLE + value, style="" if cell["reliable"] else "dim")
-    if cell["ratio"] is not None:
+    if ratio and cell["ratio"] is not None:
         text.append(f" {number(cell['ratio'])}x")
     mark, style = {"better": (BETTER, "green"), "worse": (WORSE, "red"), "same": ("=", "dim")}.get(
         cell["verdict"], (" ", "")

@@ -164,6 +164,9 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
                 f"fluidity {number(summary['fluidity'], 4)}",
             )
         )
+    spent = time_spent(summary)
+    if spent:
+        rows.append(("time", spent))
     rows.extend(windows(summary))
     rows.append(("arrivals", arrival_facts(summary)))
     if steps["count"] is not None:
@@ -186,6 +189,18 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("hang-ups", hang_ups(summary["cancellations"])))
     rows.append(("client", client_facts(summary["client"])))
     return rows
+
+
+def time_spent(summary: dict[str, Any]) -> str:
+    """Where the E2E went: parts of 0.1 % or more, the largest first, and of the queue what it was for."""
+    parts = {name: share for name, share in summary["attribution"].items() if share and share >= 0.0005}
+    told = []
+    for name, share in sorted(parts.items(), key=lambda part: -part[1]):
+        reasons = summary["queue_reasons"] if name == "queue" else {}
+        why = {reason: part for reason, part in reasons.items() if part and part >= 0.0005}
+        of = ", ".join(f"{reason} {percent(part)}" for reason, part in why.items())
+        told.append(f"{name.replace('_', ' ')} {percent(share)}" + (f" ({of})" if of else ""))
+    return f"of E2E: {', '.join(told)}" if told else ""
 
 
 def windows(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -16,8 +16,12 @@ from numpy.typing import NDArray
 from harness.metrics.throughput import output_series
 from harness.metrics.windows import in_flight
 
-# Okabe and Ito's palette: told apart by colour-blind readers, and on light and dark ground.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A6FDF", "#999999")
+# Okabe and Ito's palette: told apart by colour-blind readers, and on light and dark ground. The last four are for
+# many runs on one page, where no palette keeps all apart.
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A6FDF", "#999999"),
+    *("#A6611A", "#E7298A", "#8DB600", "#4D4DFF"),
+)
 OUTCOME_COLOURS = {
     "completed": "#009E73",
     "cancelled": "#56B4E9",
@@ -25,6 +29,22 @@ OUTCOME_COLOURS = {
     "timed_out": "#CC79A7",
     "failed": "#D55E00",
     "cut_off": "#999999",
+}
+# What a request wants to spend its time on is green and blue; what others cost it is warm. Neighbours differ
+# in lightness as well, and the parts stack in the order of a request's life.
+PART_COLOURS = {
+    "client and network": ("#C4C9CF", ("client_wait", "transport_in", "transport_out")),
+    "queue: seat": ("#E69F00", ("queue_seat",)),
+    "queue: KV": ("#7A4B00", ("queue_kv",)),
+    "queue: batch": ("#F5CF73", ("queue_batch",)),
+    "queue: other": ("#B8860B", ("queue_budget", "queue_order", "queue_iteration", "queue_unknown")),
+    "own prefill": ("#009E73", ("prefill",)),
+    "decode": ("#0072B2", ("decode",)),
+    "stalled by others' prefill": ("#D55E00", ("stalled",)),
+    "not its turn": ("#F0A78A", ("skipped",)),
+    "preempted, recomputed": ("#CC79A7", ("preempted", "recompute")),
+    "held by its batch": ("#8A6FDF", ("held",)),
+    "between passes": ("#5A6472", ("host",)),
 }
 MAX_POINTS = 400
 """Points of a line: what a screen can show. A curve of more is thinned evenly and keeps both ends."""
@@ -42,6 +62,7 @@ class Series:
     counts: dict[str, int]
     duration_s: float
     steady: tuple[float, float] | None = None  # seconds; None where no steady state was found
+    spent: tuple[tuple[str, dict[str, float]], ...] = ()  # by class: ms of the mean request, by part
 
     def completed(self, column: str) -> NDArray[np.float64]:
         """A column of the completed requests; "gap_ms" is every gap between two chunks of them."""
@@ -221,6 +242,48 @@ def outcomes(runs: Sequence[Series]) -> Any:
     figure = _figure("Outcomes", traces, x=("requests", "linear"), y=("", "category"))
     if figure is not None:
         figure["layout"].update(barmode="stack", height=110 + 44 * len(runs))
+        figure["layout"]["yaxis"].update(autorange="reversed", automargin=True)
+    return figure
+
+
+def time_spent(runs: Sequence[Series]) -> Any:
+    """Where the E2E of the mean completed request went: a bar for each run and class."""
+    bars = [
+        (f"{label}, {run.name}" if len(runs) > 1 else label, spent)
+        for run in runs
+        for label, spent in run.spent
+    ]
+    if len(runs) > 1:
+        bars.sort(
+            key=lambda bar: bar[0].partition(", ")[0] != "all"
+        )  # runs side by side, then class by class
+        classes = list(dict.fromkeys(label.partition(", ")[0] for label, _ in bars))
+        bars.sort(key=lambda bar: classes.index(bar[0].partition(", ")[0]))
+    traces: list[dict[str, Any]] = []
+    for name, (colour, parts) in PART_COLOURS.items():
+        values = [max(0.0, sum(spent[part] for part in parts)) for _, spent in bars]
+        totals = [sum(spent[part] for part in spent if not part.startswith("queue_")) for _, spent in bars]
+        if not any(value > 0.002 * total for value, total in zip(values, totals, strict=True)):
+            continue  # nothing that a screen could show
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": [label for label, _ in bars],
+                "x": _floats(np.array(values)),
+                "customdata": _floats(100 * np.array(values) / np.maximum(totals, 1e-9)),
+                "marker": {"color": colour, "line": {"width": 0}},
+                "hovertemplate": f"{name}: %{{x:.4g}} ms, %{{customdata:.3g}} %<extra>%{{y}}</extra>",
+            }
+        )
+    figure = _figure(
+        "Where the time went", traces, x=("ms of the mean request", "linear"), y=("", "category")
+    )
+    if figure is not None:
+        figure["layout"].update(barmode="stack", height=70 + 34 * len(bars), bargap=0.25, showlegend=False)
+        # A legend of its own, above the chart: Plotly's would have to scroll on a phone.
+        figure["key"] = [{"name": t["name"], "colour": PART_COLOURS[t["name"]][0]} for t in traces]
         figure["layout"]["yaxis"].update(autorange="reversed", automargin=True)
     return figure
 

@@ -7,7 +7,7 @@
     return { ink: style.getPropertyValue("--ink").trim(), line: style.getPropertyValue("--line").trim(), card: style.getPropertyValue("--card").trim() };
   };
   // The same hues, lighter on a dark ground, where the deep ones would sink.
-  const LIGHTER = { "#0072B2": "#5db3e8", "#D55E00": "#ff8a3d", "#009E73": "#35c99b", "#CC79A7": "#e39cc4", "#8A6FDF": "#ab97f0" };
+  const LIGHTER = { "#0072B2": "#5db3e8", "#D55E00": "#ff8a3d", "#009E73": "#35c99b", "#CC79A7": "#e39cc4", "#8A6FDF": "#ab97f0", "#7A4B00": "#b07a2a", "#5A6472": "#7f8b9c" };
   const shade = (colour) => (root.dataset.theme === "dark" && LIGHTER[colour]) || colour;
   const shaded = (trace) => ({
     ...trace,
@@ -34,7 +34,7 @@
       xaxis: { ...axis, ...figure.layout.xaxis, exponentformat: "none", tickangle: 0, ...(figure.layout.xaxis.type === "log" ? logTicks(figure, "x", c.line) : {}) },
       yaxis: { ...axis, ...figure.layout.yaxis, exponentformat: "none", ...(figure.layout.yaxis.type === "log" ? logTicks(figure, "y", c.line) : {}) },
       paper_bgcolor: c.card, plot_bgcolor: c.card, font: { color: c.ink, size: 12, family: "system-ui,DejaVu Sans,sans-serif" },
-      margin: { l: 10, r: 12, t: 8, b: 10 }, showlegend: many, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+      margin: { l: 10, r: 12, t: 8, b: 10 }, showlegend: figure.layout.showlegend ?? many, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
       hoverlabel: { namelength: -1 },
     };
   };

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,6 +16,7 @@ from harness.dashboard.figures import COLOURS, Series
 from harness.dashboard.table import figure_table
 from harness.metrics.latency import chunk_table, per_request
 from harness.metrics.run import Run, load_run
+from harness.table import lookup
 
 PLOT_HEIGHT = 300
 
@@ -108,7 +109,19 @@ def _series(name: str, run: Run, summary: dict[str, Any]) -> Series:
         counts={k: int(v) for k, v in (summary.get("counts") or {}).items() if isinstance(v, int)},
         duration_s=float(duration or 0.0),
         steady=steady,
+        spent=tuple(_spent(summary)),
     )
+
+
+def _spent(summary: dict[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
+    """The mean request of all and of each class: ms by part, and by what its queue waited for."""
+    groups = summary.get("by_class") or {}
+    for label, group in [("all", summary), *(groups.items() if len(groups) > 1 else ())]:
+        whole = lookup(group, "latency_ms.e2e.from_intended.mean")
+        shares = dict(group.get("attribution") or {})
+        shares |= {f"queue_{name}": share for name, share in (group.get("queue_reasons") or {}).items()}
+        if whole is not None and shares and None not in shares.values():
+            yield label, {name: share * whole for name, share in shares.items()}
 
 
 def _sections(runs: Sequence[Series]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -140,6 +153,13 @@ def _sections(runs: Sequence[Series]) -> tuple[list[dict[str, Any]], list[dict[s
                 figures.step_times(runs),
             ],
         ),
+        (
+            "Where the time went",
+            "The mean completed request, from its intended arrival to its last token at the client, in the "
+            "order of its life. Definitions: docs/metrics.md, attribution.",
+            True,
+            [figures.time_spent(runs)],
+        ),
         ("Outcomes", "How every scheduled request ended.", True, [figures.outcomes(runs)]),
     ]
     sections: list[dict[str, Any]] = []
@@ -149,8 +169,9 @@ def _sections(runs: Sequence[Series]) -> tuple[list[dict[str, Any]], list[dict[s
         for figure in filter(None, candidates):
             figure["id"] = f"plot{len(drawn)}"
             height = figure["layout"].setdefault("height", PLOT_HEIGHT)
+            key = figure.pop("key", [])
             drawn.append(figure)
-            shown.append({"id": figure["id"], "title": figure["title"], "height": height})
+            shown.append({"id": figure["id"], "title": figure["title"], "height": height, "key": key})
         if shown:
             sections.append({"title": title, "note": note, "wide": wide, "figures": shown})
     return sections, drawn

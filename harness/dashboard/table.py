@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.comparison import BETTER, WORSE, Comparison, Row, comparison_rows
+from harness.comparison import BETTER, WORSE, Comparison, Row, comparison_rows, shown_rows
 from harness.table import number, percent, why_null
 
 GROUPS: tuple[tuple[str, tuple[Row, ...]], ...] = (
@@ -40,6 +40,7 @@ GROUPS: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row("output tokens/s", "throughput.output_tokens_per_s", "higher"),
             Row("goodput, requests/s", "throughput.goodput_rps", "higher"),
             Row("SLO attainment", "throughput.slo_attainment", "higher", share=True),
+            Row("deadline misses", "deadline_misses", "lower", optional=True),
         ),
     ),
     (
@@ -59,6 +60,23 @@ GROUPS: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row("slot in use again p50, ms", "cancellations.reuse_ms.p50", "lower"),
             Row("tokens wasted on hang-ups", "cancellations.wasted_tokens", "lower"),
             Row("energy, J/token", "utilization.energy_j_per_token", "lower"),
+        ),
+    ),
+    (
+        "Where the time went, share of E2E",
+        (
+            Row("queue", "attribution.queue", "lower", share=True),
+            Row("for a seat", "queue_reasons.seat", None, share=True),
+            Row("for KV", "queue_reasons.kv", None, share=True),
+            Row("for its batch", "queue_reasons.batch", None, share=True),
+            Row("own prefill", "attribution.prefill", None, share=True),
+            Row("decode", "attribution.decode", None, share=True),
+            Row("stalled by others' prefill", "attribution.stalled", "lower", share=True),
+            Row("not its turn", "attribution.skipped", "lower", share=True),
+            Row("preempted", "attribution.preempted", "lower", share=True),
+            Row("computed again", "attribution.recompute", "lower", share=True),
+            Row("held by its batch", "attribution.held", "lower", share=True),
+            Row("between passes", "attribution.host", "lower", share=True),
         ),
     ),
     (
@@ -120,7 +138,7 @@ def figure_table(comparison: Comparison) -> list[dict[str, Any]]:
                         "label": row.label,
                         "cells": [_cell(row, *pair) for pair in zip(line, comparison.summaries, strict=True)],
                     }
-                    for row, line in zip(rows, cells, strict=True)
+                    for row, line in zip(shown_rows(comparison, rows), cells, strict=True)
                 ],
             }
         )

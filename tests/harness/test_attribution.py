@@ -260,7 +260,8 @@ def drive(folder: Path, scheduler: str, **changes: Any) -> Path:
             due = 1.0 + 0.004 * i
             label = {"run": "synthetic", "id": ID(i), "attempt": 0}
             seq = driver.add(3 + 2 * (i % 4), 2 + i % 7, label=label, request_class="ab"[i % 2])
-            client[seq] = request(i, [], intended=due, send=now) | {"chunk_ns": [], "chunk_tokens": []}
+            row = request(i, [], intended=due, send=now, request_class="ab"[i % 2])
+            client[seq] = {**row, "chunk_ns": [], "chunk_tokens": []}
         outputs = driver.step()
         seen = ns(driver.clock.now - 0.001 + 0.0005) - T0_NS
         for output in outputs:

@@ -14,6 +14,7 @@ import pytest
 
 from harness.dashboard import write_dashboard
 from harness.dashboard.page import DashboardError
+from tests.harness.test_attribution import long_prompt_stalls_two
 from tests.support.run_factory import request, steady_requests, step, write_run
 
 COUNT_PATHS = "[...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('path').length)"
@@ -181,3 +182,15 @@ def test_a_browser_draws_every_chart_from_disk_without_the_network(tmp_path: Pat
                 assert red > 1.5 * blue
             page.close()
         browser.close()
+
+
+def test_where_the_time_went_by_class(tmp_path: Path) -> None:
+    """Bars of all requests and of each class, in ms of the mean request; a legend beside the chart."""
+    page = write_dashboard([long_prompt_stalls_two(tmp_path / "run")], tmp_path / "page.html").read_text()
+    figure = next(f for f in figures_of(page) if f["title"] == "Where the time went")
+    bars = {trace["name"]: dict(zip(trace["y"], trace["x"], strict=True)) for trace in figure["data"]}
+    assert set(bars["decode"]) == {"all", "chat", "rag"}
+    assert bars["stalled by others' prefill"]["chat"] == pytest.approx(325, rel=1e-3)
+    assert bars["stalled by others' prefill"]["rag"] == 0
+    assert sum(bar["chat"] for bar in bars.values()) == pytest.approx(411, rel=1e-3)
+    assert all(f"</span>{name.replace(chr(39), '&#39;')}</span>" in page for name in bars)
