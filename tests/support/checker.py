@@ -221,6 +221,7 @@ class Checker:
         if not step.victims <= set(order):  # a newcomer of one lane gives way to the prompts of another
             assert self.engine.config.lanes, "a newcomer has lost its seat at once"
             return
+        assert not step.entered or self.engine.config.lanes, "somebody entered on what was taken from another"
         assert before.wanted > before.available, "a seat was lost though everyone's next tokens had KV"
         last = set(order[len(order) - len(step.victims) :])
         assert step.victims == last, f"{step.victims} lost their seats, {last} were the last in order"
