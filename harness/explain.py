@@ -253,7 +253,7 @@ def _passes(story: Story, rows: slice, seq: int) -> list[Event]:
             continue
         verb = {PREFILL: "prompt", RECOMPUTE: "computed again"}.get(kind, "?")
         prompts, others = story.others(step, step, seq)
-        company = [f"{others} decodes"] if others else []
+        company = [f"{others} decode{'s' if others > 1 else ''}"] if others else []
         company += [f"prompts of {story.whose(prompts)}"] if prompts else []
         text = f"{verb}: {count} tokens, step {line.number[step]}"
         text += f", with {' and '.join(company)}" if company else ", alone"
