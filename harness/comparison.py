@@ -29,6 +29,8 @@ BETTER, WORSE = "▲", "▼"
 MOST_TOLD = 2
 """Settings in the name of a run: more make no column."""
 HEAD_WIDTH = 13
+UNBOUND = 10_000
+"""Columns of a terminal that no table fills."""
 UNTOLD = ("output.dir", "output.text")
 
 
@@ -237,7 +239,7 @@ def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = N
     out.print(Text(title + (f", workload.length_scale={scale:g}" if scale is not None else ""), style="bold"))
     lines = [(row, [cell for cell in rows if cell["path"] == row.path]) for row in shown_rows(comparison)]
     table = by_metric(comparison.names, lines)
-    wide = out.measure(table).maximum > out.width
+    wide = out.measure(table, options=out.options.update_width(UNBOUND)).maximum > out.width
     if wide:
         for part in by_run(comparison.names, lines, out.width):
             out.print(part)
@@ -245,9 +247,8 @@ def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = N
     else:
         out.print(table)
     if comparison.comparable and len(comparison.names) > 1:
-        legend = f"{BETTER} better, {WORSE} worse, = within 2 %"
-        text = "than the first run that has the figure" if wide else ""
-        legend = f"{legend} {text}" if wide else f"ratios to the first run that has the figure; {legend}"
+        ratios = "against" if wide else "ratios to"
+        legend = f"{ratios} the first run that has the figure; {BETTER} better, {WORSE} worse, = within 2 %"
         out.print(Text(legend, style="dim"))
     if any(not cell["reliable"] and cell["value"] is not None for cell in rows):
         out.print(Text(LEGEND, style="dim"))

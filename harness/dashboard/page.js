@@ -7,7 +7,7 @@
     return { ink: style.getPropertyValue("--ink").trim(), line: style.getPropertyValue("--line").trim(), card: style.getPropertyValue("--card").trim() };
   };
   // The same hues, lighter on a dark ground, where the deep ones would sink.
-  const LIGHTER = { "#0072B2": "#5db3e8", "#D55E00": "#ff8a3d", "#009E73": "#35c99b", "#CC79A7": "#e39cc4", "#8A6FDF": "#ab97f0", "#7A4B00": "#b07a2a", "#5A6472": "#7f8b9c" };
+  const LIGHTER = { "#0072B2": "#5db3e8", "#D55E00": "#ff8a3d", "#009E73": "#35c99b", "#CC79A7": "#e39cc4", "#8A6FDF": "#ab97f0", "#A6611A": "#c98542", "#E7298A": "#f56fb3", "#4D4DFF": "#8c8cff", "#7A4B00": "#b07a2a", "#5A6472": "#7f8b9c" };
   const shade = (colour) => (root.dataset.theme === "dark" && LIGHTER[colour]) || colour;
   const shaded = (trace) => ({
     ...trace,

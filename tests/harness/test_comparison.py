@@ -76,6 +76,34 @@ def test_ratios_and_arrows(three: list[Path]) -> None:
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 
 
+def test_where_many_runs_do_not_fit_they_are_the_rows(tmp_path: Path) -> None:
+    names = [f"engine_number_{i}" for i in range(9)]
+    runs = [
+        write(tmp_path / name, steady_requests(40, gap=0.02 + 0.01 * i), name) for i, name in enumerate(names)
+    ]
+    text = printed(*runs)
+    assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    lines = [line.split() for line in text.splitlines() if line.startswith("engine_number_")]
+    blocks = [lines[i : i + 9] for i in range(0, len(lines), 9)]
+    assert len(blocks) > 1
+    assert all([line[0] for line in block] == names for block in blocks)
+    tpot = blocks[0][3].index("50.0")
+    assert [block[tpot] for block in blocks[0][:1]] == ["20.0"]
+    assert blocks[0][3][tpot : tpot + 2] == ["50.0", "▼"], "a mark, and no ratio"
+
+
+def test_a_figure_that_no_run_can_have_is_no_row(three: list[Path]) -> None:
+    assert "deadline misses" not in printed(*three)
+
+
+def test_runs_that_lack_the_same_for_the_same_reason_share_a_line(tmp_path: Path) -> None:
+    drained = [request(i, [(i * 0.1 + 2.0, 11)], intended=i * 0.1) for i in range(40)]
+    runs = [write(tmp_path / name, drained, name) for name in ("static", "sliced")]
+    lines = [line for line in printed(*runs).splitlines() if line.startswith("- ")]
+    assert len([line for line in lines if line.startswith("- static, sliced: TPOT p50")]) == 1
+
+
 def test_worse_points_down(three: list[Path]) -> None:
     runs = [three[1], three[2]]
     assert cell(runs, "latency_ms.tpot.p50", "chunked") | {"reliable": True} == {
@@ -94,7 +122,7 @@ def test_worse_points_down(three: list[Path]) -> None:
 
 def test_every_row_names_a_figure_of_the_summary(three: list[Path]) -> None:
     rows = comparison_rows(compare([three[1], three[1]]))
-    assert len(rows) == 2 * len(ROWS)
+    assert len(rows) == 2 * len([row for row in ROWS if not row.optional])
     assert [c["path"] for c in rows if c["value"] is None] == []
 
 
