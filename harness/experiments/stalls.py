@@ -7,8 +7,9 @@ holds all eight up for as long as that takes; under chunked prefill no gap is lo
 token budget. The engine runs here with model=tiny in this process: no server, no network, so a gap is the
 engine's own. Each scheduler is tried several times, in turn, so that a slow moment of the machine meets all.
 
-Asserted (exit code 1): chunked, longest gap <= SLACK x the longest pass of a full budget, measured on the
-same prompt without the eight.
+Asserted for chunked (exit code 1): no pass has more tokens than the budget, and longest gap <= SLACK x the
+longest pass of the same prompt without the eight, each in its least disturbed try: what else runs only adds
+time.
 """
 
 from __future__ import annotations
@@ -155,12 +156,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--figure", type=Path, help="write the gaps at the longest prompt as an HTML page")
     args = parser.parse_args(argv)
     result: dict[str, Any] = {"experiment": "stalls", "tries": args.tries, "rows": []}
+    budgets = {name: engine_config(*how).max_num_batched_tokens for name, how in SCHEDULERS.items()}
     holds = True
     print(f"{'prompt':8}{'ms':21}{'usual gap':>10}{'longest gap':>22}{'alone':>7}{'TTFT':>7}")
     for length in args.lengths:
         found = measure(length, args.tries)
         for name, (gaps, alone) in found.items():
-            row = summary(name, length, gaps, alone)
+            row = summary(name, length, gaps, alone) | {"budget": budgets[name]}
             result["rows"].append(row)
             low, middle, high = row["longest_ms"]
             print(
@@ -168,10 +170,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{row['alone_ms']:7.1f}{row['first_ms']:7.0f}"
             )
             if name.startswith("chunked"):
-                holds &= middle <= SLACK * row["alone_ms"]
+                holds &= row["most_tokens"] <= row["budget"] and low <= SLACK * min(alone)
     print(
         "longest gap: median of the tries (least to most); alone: the prompt's longest pass without company\n"
-        f"bound, chunked: longest gap <= {SLACK:g} x alone: {'holds' if holds else 'DOES NOT HOLD'}"
+        f"bound, chunked: least of longest gap <= {SLACK:g} x least of alone: "
+        f"{'holds' if holds else 'DOES NOT HOLD'}"
     )
     if args.figure:
         write_figure({name: gaps for name, (gaps, _) in found.items()}, args.lengths[-1], args.figure)
