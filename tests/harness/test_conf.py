@@ -59,7 +59,7 @@ BAD = {
     ("engine=contnuous",): [
         "engine=contnuous",
         "did you mean continuous?",
-        "chunked, continuous, openai, static",
+        "chunked, continuous, dynamic",
     ],
     ("workload=rga",): ["workload=rga", "did you mean rag?"],
     ("model=gpt9",): ["model=gpt9", "smollm2"],
@@ -122,6 +122,8 @@ BAD = {
     ("engine=openai", "engine.base_url='http://[::1'"): ["engine.base_url=http://[::1"],
     (r"workload.name='\${x}'",): ["workload.name", "${...}"],
     (r"workload.classes.plain.input.question.length='{dist: \${x}}'",): ["workload.classes", "length"],
+    ("engine.queue_policy=3",): ["engine.queue_policy=3", "as engine.queue_policy.name=value"],
+    ("server.routes={name: a}",): ["server.routes={name: a}", "needs a list"],
     ("output.dir=null",): ["output.dir=null"],
 }
 
