@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,10 @@ LONGEST_MS = 1e9
 """The longest wait that a setting may ask for, 11 days: a lock of the system cannot wait for ever longer."""
 
 MOST_PER_S = 1e6
+MOST_GB = 1e9
+MOST = 2**31 - 1
+"""Of whole numbers: tables of blocks and positions are int32."""
+
 _NODES = ("policy", "queue_policy", "lanes")
 _POSITIVE_OR_NULL = (
     *("num_kv_blocks", "prefill_chunk_size", "threads", "max_waiting_requests", "max_waiting_tokens"),
@@ -100,8 +104,10 @@ class EngineConfig:
                 f"engine.max_queue_delay_ms={self.max_queue_delay_ms}: needs 0 or more, at most "
                 f"{LONGEST_MS:g}"
             )
-        if not self.swap_memory_gb > 0:
-            raise ConfigError(f"engine.swap_memory_gb={self.swap_memory_gb}: needs a size above 0")
+        if not 0 < self.swap_memory_gb <= MOST_GB:
+            raise ConfigError(
+                f"engine.swap_memory_gb={self.swap_memory_gb}: needs a size above 0, at most {MOST_GB:g}"
+            )
         if not 0 <= self.kv_watermark < 1:
             raise ConfigError(
                 f"engine.kv_watermark={self.kv_watermark}: needs a share of the pool, from 0 to below 1"
@@ -110,9 +116,10 @@ class EngineConfig:
             raise ConfigError(
                 "engine.num_kv_blocks=1: needs at least 2, since the null block belongs to nobody"
             )
-        if self.num_kv_blocks is None and not (self.kv_memory_gb and self.kv_memory_gb > 0):
+        if self.num_kv_blocks is None and not 0 < (self.kv_memory_gb or 0) <= MOST_GB:
             raise ConfigError(
-                f"engine.kv_memory_gb={self.kv_memory_gb}: give a size above 0, or set engine.num_kv_blocks"
+                f"engine.kv_memory_gb={self.kv_memory_gb}: give a size above 0, at most {MOST_GB:g}, or set "
+                "engine.num_kv_blocks"
             )
         if whole_prompts and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
@@ -245,7 +252,7 @@ def typed(key: str, value: Any, kind: str) -> Any:
         "tuple[str,": _is_list_of(str, value),
         "Mapping[str,": isinstance(value, Mapping),
     }[base]
-    if not ok or (base == "float" and not math.isfinite(value)):
+    if not ok or (base == "float" and not abs(value) <= sys.float_info.max):
         words = {"int": "a whole number", "float": "a finite number", "bool": "true or false", "str": "text"}
         words |= {"tuple[int,": "a list of whole numbers", "tuple[str,": "a list of names"}
         words["Mapping[str,"] = "keys and values"
@@ -269,5 +276,5 @@ def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"engine.{name}={value}: needs a whole number above 0")
+    if not 1 <= value <= MOST:
+        raise ConfigError(f"engine.{name}={value}: needs a whole number above 0, at most {MOST}")

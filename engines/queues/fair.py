@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from engines.queues.base import Key, WaitingQueue
 from engines.sequence import Sequence
-from engines.shares import Shares
+from engines.shares import MOST_WEIGHT, Shares, check_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,10 @@ class FairSettings:
 
     def __post_init__(self) -> None:
         for name in ("prompt_cost", "output_cost"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: needs 0 or more")
+            if not 0 <= getattr(self, name) <= MOST_WEIGHT:
+                raise ValueError(f"{name}={getattr(self, name)}: needs 0 or more, at most {MOST_WEIGHT:g}")
         for tenant, weight in self.weights.items():
-            if not weight > 0:
-                raise ValueError(f"weights.{tenant}={weight}: needs a number above 0")
+            check_weight(f"weights.{tenant}", weight)
 
 
 @dataclass(slots=True)

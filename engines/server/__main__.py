@@ -31,7 +31,7 @@ USAGE = """\
 usage: python -m engines.server [+engine=NAME] [model=NAME] [server.port=N] [key=value ...]
        python -m engines.server --config FILE [--records DIR] [--exit-with-stdin]
 
-An OpenAI-compatible server over one of the reference engines: static, continuous or chunked.
+An OpenAI-compatible server over one of the reference engines, the files of harness/conf/engine.
 
   +engine=chunked model=tiny server.port=8000    settings, as every command takes them
   --config FILE       a fully resolved configuration (a run's config.yaml) in their place

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 from typing import Any
 
 import orjson
@@ -93,7 +94,7 @@ class Admin:
     async def steps(self, request: web.Request) -> web.Response:
         """?last=N: the last N step plans, the oldest first."""
         asked = request.query.get("last", str(DEFAULT_STEPS))
-        if not (asked.isascii() and asked.isdigit() and 1 <= int(asked) <= MOST):
+        if not (re.fullmatch(r"[0-9]{1,9}", asked) and 1 <= int(asked) <= MOST):
             raise ApiError(f"last={shown(asked)}: needs a whole number from 1 to {MOST}", param="last")
         steps: list[Any] = []
         first: int | None = None

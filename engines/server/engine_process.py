@@ -71,10 +71,10 @@ class EngineProcess:
         if isinstance(message, Ready):
             return message
         self.channel.end()
+        ended = self.how_it_ended()
         if isinstance(message, Unfit):
-            self._process.wait()
             raise ConfigError(message.message)
-        raise EngineDied(message.reason if isinstance(message, Died) else self.how_it_ended())
+        raise EngineDied(message.reason if isinstance(message, Died) else ended)
 
     def how_it_ended(self) -> str:
         """For a child whose socket has closed."""

@@ -171,11 +171,12 @@ def _set(cfg: DictConfig, override: Override, text: str) -> None:
     node = OmegaConf.select(cfg, key, throw_on_missing=False, throw_on_resolution_failure=False)
     if OmegaConf.is_dict(node):
         if not isinstance(value, dict):
-            raise UsageError(
-                f"{text}: {key} holds settings; set one of: {', '.join(f'{key}.{k}' for k in node)}"
-            )
+            known = "; set one of: " + ", ".join(f"{key}.{k}" for k in node)
+            raise UsageError(f"{text}: {key} holds settings{known if node else f', as {key}.name=value'}")
         for name in _leaves(value, key):
             _check_known(cfg, name, text)
+    if OmegaConf.is_list(node) and isinstance(value, dict):
+        raise UsageError(f"{text}: needs a list, as {key}=[...]")
     try:
         OmegaConf.update(cfg, key, value, merge=True)
     except OmegaConfBaseException as error:

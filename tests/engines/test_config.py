@@ -18,6 +18,16 @@ GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"
         ({"queue": "lifo"}, "engine.queue=lifo: choose from .*fcfs"),
         ({"scheduler": "no_such:Thing"}, "engine.scheduler=no_such:Thing: cannot be imported"),
         ({"scheduler": "engines.plan:Plan"}, "engine.scheduler=engines.plan:Plan: is not a subclass of"),
+        (
+            {"scheduler": "engines.schedulers.base:Scheduler"},
+            "engine.scheduler=engines.schedulers.base:Scheduler: has no schedule, which a Scheduler needs",
+        ),
+        ({"queue": "engines.queues.base:WaitingQueue"}, "engine.queue=.*: has no key, which a WaitingQueue"),
+        ({"queue": "..x:Y"}, "engine.queue=..x:Y: cannot be imported"),
+        ({"num_kv_blocks": 10**400}, "engine.num_kv_blocks=1000.*: needs .* above 0, at most 2147483647"),
+        ({"tenant_rate": 10**400}, "engine.tenant_rate=1000.*: needs a finite number"),
+        ({"kv_memory_gb": 1e300}, "engine.kv_memory_gb=1e.300: give a size above 0, at most 1e.09"),
+        ({"swap_memory_gb": 1e300}, "engine.swap_memory_gb=1e.300: needs a size above 0, at most 1e.09"),
         ({"victim": "oldest"}, "engine.victim=oldest: choose from newest, least_urgent"),
         ({"policy": {"colour": 1}}, "engine.policy.colour is not a setting; choose from: "),
         ({"reservation": "all"}, "engine.reservation=all: choose from on_demand"),
@@ -34,7 +44,10 @@ GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"
         ({"max_queue_delay_ms": 1e20}, "engine.max_queue_delay_ms=1e.20: needs .* at most 1e.09"),
         ({"kv_memory_gb": float("inf")}, "engine.kv_memory_gb=inf: needs a finite number"),
         ({"max_model_len": 1}, "engine.max_model_len=1: needs at least 2"),
-        ({"kv_memory_gb": 0.0}, "engine.kv_memory_gb=0.0: give a size above 0, or set engine.num_kv_blocks"),
+        (
+            {"kv_memory_gb": 0.0},
+            "engine.kv_memory_gb=0.0: give a size above 0, .*or set engine.num_kv_blocks",
+        ),
         ({"kv_memory_gb": None}, "engine.kv_memory_gb=None: give a size above 0"),
         ({"colour": "red"}, "engine.colour is not a setting; choose from: .*scheduler"),
         (

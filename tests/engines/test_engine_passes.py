@@ -153,7 +153,8 @@ def test_a_pass_that_fails_costs_its_sequences_and_not_the_engine(scheduler: str
     reasons = driver.reasons()
     hit = set(driver.log.steps[fail_at].ids)
     assert {i for i in ids if reasons[i] == "error"} <= hit
-    assert reasons[0] == "error"
+    assert hit, "the pass that failed was somebody's"
+    assert reasons[0] == ("length" if 0 not in hit else "error")
     assert reasons[2] == ("length" if 2 not in hit else "error")
     errors = [o.error for o in driver.outputs if o.finish_reason == "error"]
     assert errors == ["RuntimeError: the device is on fire"] * len(errors)

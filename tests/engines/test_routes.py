@@ -80,6 +80,7 @@ def test_all_that_is_given_must_fit_and_the_first_route_wins() -> None:
         (SLOW | {"preset": "nope"}, "server.routes[0].preset=nope"),
         (SLOW | {"preset": "openai"}, "server.routes[0].preset=openai"),
         (SLOW | {"engine": {"block_size": 99}}, "server.routes[0].engine.block_size: is one for all routes"),
+        (SLOW | {"engine": {"preemption": "swap"}}, "server.routes[0].engine.preemption=swap: host memory"),
         (SLOW | {"engine": {"max_num_seqs": 0}}, "server.routes[0]: engine.max_num_seqs=0"),
     ],
 )

@@ -232,7 +232,7 @@ def test_each_steps_decision_can_be_looked_at() -> None:
             assert all((step["head_blocked_by"] is None) == (step["waiting"] == 0) for step in steps)
             _, told = await ask(http, "GET", "/debug/steps?last=2")
             assert told["steps"] == steps[-2:]
-            for wrong in ("0", "-1", "10001", "x", "1.5"):
+            for wrong in ("0", "-1", "10001", "x", "1.5", "1" * 5000):
                 assert (await ask(http, "GET", f"/debug/steps?last={wrong}"))[0] == 400
 
     run(scenario())
