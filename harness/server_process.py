@@ -55,6 +55,7 @@ class ServerProcess:
         self.log = log
         self._on_exit = on_exit
         self._stopping = False
+        self._deaf = False  # it ended neither with its input nor by SIGTERM
         self._ended = threading.Event()
         self._first_line: queue.Queue[str | None] = queue.Queue()
         command = [sys.executable, "-m", module, "--config", str(config), "--records", str(records)]
@@ -119,6 +120,7 @@ class ServerProcess:
         for patience, number in ((timeout_s, signal.SIGTERM), (TERM_PATIENCE_S, signal.SIGKILL)):
             if self._ended.wait(patience):
                 break
+            self._deaf = number == signal.SIGKILL
             self._signal(number)
         self._ended.wait()
         return self._process.returncode
@@ -133,6 +135,8 @@ class ServerProcess:
         code = self.returncode
         if code is None:
             how = "is still running"
+        elif code < 0 and self._deaf:
+            how = "did not end when it was asked to, and was killed"
         elif code < 0:
             how = f"was ended by {signal.Signals(-code).name}"
         else:

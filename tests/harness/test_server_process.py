@@ -112,6 +112,7 @@ def test_a_deaf_process_is_killed(start, monkeypatch):
     process = start(DEAF)
     process.wait_ready(30)
     assert process.stop(timeout_s=0.1) == -signal.SIGKILL
+    assert process.describe_end() == "did not end when it was asked to, and was killed"
     assert gone(process.pid)
 
 
