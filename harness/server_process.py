@@ -27,6 +27,7 @@ READY_TIMEOUT_S = 900.0
 """A real model may first have to be fetched; a server that fails says so at once and is not waited for."""
 STOP_TIMEOUT_S = 10.0
 TERM_PATIENCE_S = 3.0
+TICK_S = 0.5
 
 
 class ServerError(RuntimeError):
@@ -85,13 +86,20 @@ class ServerProcess:
         """The exit code once the process and its group have ended; negative: the signal that ended it."""
         return self._process.returncode if self._ended.is_set() else None
 
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> dict[str, Any]:
-        """The ready line (docs/architecture.md, HTTP). Raises ServerError when the server refuses or dies."""
+    def wait_ready(
+        self, timeout_s: float = READY_TIMEOUT_S, *, meanwhile: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
+        """The ready line (docs/architecture.md, HTTP). Raises ServerError when the server refuses or dies.
+        meanwhile: called every now and then; what it raises ends the waiting."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                line = self._first_line.get(timeout=max(0.0, deadline - time.monotonic()))
+                line = self._first_line.get(timeout=max(0.0, min(TICK_S, deadline - time.monotonic())))
             except queue.Empty:
+                if meanwhile is not None:
+                    meanwhile()
+                if time.monotonic() < deadline:
+                    continue
                 raise ServerError(
                     f"the server was not ready after {timeout_s:.0f} s; see {self.log}", refused=False
                 ) from None
