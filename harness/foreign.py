@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -91,6 +92,13 @@ def _reason(error: Exception) -> str:
         return f"no answer within {PROBE_TIMEOUT_S:.0f} s; is the server up?"
     if isinstance(cause, ConnectionRefusedError):
         return "nobody answers there (connection refused); start the server or mend the address"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted ({cause.verify_message}); "
+            "SSL_CERT_FILE names a file with the one to trust"
+        )
+    if isinstance(cause, ssl.SSLError):
+        return f"no TLS is spoken there ({cause.reason or cause}); is it http://?"
     if isinstance(cause, OSError):
         return f"nobody answers there ({cause.strerror or cause}); start the server or mend the address"
     return "the answer of /v1/models is not a list of models; is the server OpenAI-compatible?"

@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from harness.cli import put
-from harness.metrics import write_summary
+from harness.metrics import build_summary, save_summary
+from harness.request_log import RecordsWriteError
 from harness.table import LEGEND, console_for, figure, grid, lookup, number, percent, why_null
 
 LATENCY_ROWS = (
@@ -323,11 +324,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--from", dest="run", metavar="RUN", type=Path, required=True, help="a run directory")
     args = parser.parse_args(argv)
     try:
-        summary = write_summary(args.run)
+        summary = build_summary(args.run)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print_summary(summary)
+    try:
+        save_summary(summary, args.run)
+    except RecordsWriteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
     put(f"results: {args.run}")
     return 0 if summary["valid"] else 3
 

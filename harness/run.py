@@ -126,7 +126,7 @@ class Measurement:
                 self._interruption.at_once = functools.partial(_kill, load, self._server)
                 try:
                     schedule = draw_schedule(self.cfg)  # while the server loads
-                    target = our_target(self._server.wait_ready(), self.cfg)
+                    target = our_target(self._server.wait_ready(meanwhile=load.check), self.cfg)
                 except BaseException:
                     self._server.kill()  # it has nothing worth waiting for
                     raise

@@ -27,6 +27,7 @@ READY_TIMEOUT_S = 900.0
 """A real model may first have to be fetched; a server that fails says so at once and is not waited for."""
 STOP_TIMEOUT_S = 10.0
 TERM_PATIENCE_S = 3.0
+TICK_S = 0.5
 
 
 class ServerError(RuntimeError):
@@ -55,6 +56,7 @@ class ServerProcess:
         self.log = log
         self._on_exit = on_exit
         self._stopping = False
+        self._deaf = False  # it ended neither with its input nor by SIGTERM
         self._ended = threading.Event()
         self._first_line: queue.Queue[str | None] = queue.Queue()
         command = [sys.executable, "-m", module, "--config", str(config), "--records", str(records)]
@@ -84,13 +86,20 @@ class ServerProcess:
         """The exit code once the process and its group have ended; negative: the signal that ended it."""
         return self._process.returncode if self._ended.is_set() else None
 
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> dict[str, Any]:
-        """The ready line (docs/architecture.md, HTTP). Raises ServerError when the server refuses or dies."""
+    def wait_ready(
+        self, timeout_s: float = READY_TIMEOUT_S, *, meanwhile: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
+        """The ready line (docs/architecture.md, HTTP). Raises ServerError when the server refuses or dies.
+        meanwhile: called every now and then; what it raises ends the waiting."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                line = self._first_line.get(timeout=max(0.0, deadline - time.monotonic()))
+                line = self._first_line.get(timeout=max(0.0, min(TICK_S, deadline - time.monotonic())))
             except queue.Empty:
+                if meanwhile is not None:
+                    meanwhile()
+                if time.monotonic() < deadline:
+                    continue
                 raise ServerError(
                     f"the server was not ready after {timeout_s:.0f} s; see {self.log}", refused=False
                 ) from None
@@ -119,6 +128,7 @@ class ServerProcess:
         for patience, number in ((timeout_s, signal.SIGTERM), (TERM_PATIENCE_S, signal.SIGKILL)):
             if self._ended.wait(patience):
                 break
+            self._deaf = number == signal.SIGKILL
             self._signal(number)
         self._ended.wait()
         return self._process.returncode
@@ -133,6 +143,8 @@ class ServerProcess:
         code = self.returncode
         if code is None:
             how = "is still running"
+        elif code < 0 and self._deaf:
+            how = "did not end when it was asked to, and was killed"
         elif code < 0:
             how = f"was ended by {signal.Signals(-code).name}"
         else:

@@ -129,8 +129,9 @@ def record_faults(run: Run, counts: Mapping[str, int]) -> list[str]:
     """What is missing or damaged, and requests that are not accounted for."""
     found: list[str] = []
     if not run.meta.get("complete", False):
-        why = run.meta.get("incomplete_reason") or "the run did not record its end"
-        found.append(f"incomplete: {why}")
+        why = run.meta.get("incomplete_reason")
+        recorded = why and why != "running"  # which it was when it last wrote
+        found.append(f"incomplete: {why if recorded else 'the run did not record its end'}")
     found.extend(f"records: {problem}" for problem in run.problems if _matters(problem))
     if not run.closed and run.meta.get("complete", False):
         found.append("records: requests.jsonl has no footer")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workloads.lengths import read_distribution, scaled
+from workloads.lengths import distribution_at, scaled
 from workloads.settings import Settings
 from workloads.streams import stream
 
@@ -94,7 +94,7 @@ def _shared(context: PartContext, node: Settings) -> list[list[RawPiece]]:
 
 def _unique(context: PartContext, node: Settings) -> list[list[RawPiece]]:
     node.only("kind", "length", "repeat")
-    lengths = read_distribution(node.node("length"))(context.uniform("length"))
+    lengths = distribution_at(node, "length")(context.uniform("length"))
     again = context.uniform("repeat") < (node.share("repeat") if "repeat" in node else 0.0)
     earlier = context.uniform("earlier")
     source = np.arange(len(lengths))
@@ -106,8 +106,8 @@ def _unique(context: PartContext, node: Settings) -> list[list[RawPiece]]:
 
 def _history(context: PartContext, node: Settings) -> list[list[RawPiece]]:
     node.only("kind", "turns", "message", "answer")
-    turns = read_distribution(node.node("turns"))(context.uniform("turns"))
-    message, answer = (read_distribution(node.node(key)) for key in ("message", "answer"))
+    turns = distribution_at(node, "turns")(context.uniform("turns"))
+    message, answer = (distribution_at(node, key) for key in ("message", "answer"))
     if turns.size and turns.max() > MOST_TURNS:
         raise node.error("turns", f"makes {turns.max():.3g} turns, needs {MOST_TURNS} at most")
     counts = turns.astype(int)
@@ -130,8 +130,8 @@ def _passages(context: PartContext, node: Settings) -> list[list[RawPiece]]:
         raise node.error("zipf", f"needs {MOST_ZIPF} at most; beyond it one document takes all")
     popularity = (ranks + node.number("zipf_shift", least=0)) ** -zipf
     popularity /= popularity.sum()
-    lengths = read_distribution(node.node("length"))(context.rng("pool").random(pool))
-    wanted = read_distribution(node.node("count"))(context.uniform("count"))
+    lengths = distribution_at(node, "length")(context.rng("pool").random(pool))
+    wanted = distribution_at(node, "count")(context.uniform("count"))
     if wanted.size and wanted.max() > pool:
         raise node.error("pool", f"needs at least as many documents as a request takes ({wanted.max():g})")
     counts = wanted.astype(int)

@@ -100,6 +100,11 @@ class Clipped:
         return np.clip(self.inner(u), self.least, self.most)
 
 
+def distribution_at(node: Settings, key: str) -> Quantile:
+    """The distribution under a key of a node."""
+    return read_distribution(node.node(key, "{dist: constant, value: 3}"))
+
+
 def read_distribution(node: Settings, *extra: str) -> Quantile:
     """The distribution that a node names by `dist`, with its parameters and optional `min`, `max`. `extra`
     are keys of the same node that somebody else reads."""

@@ -23,7 +23,7 @@ import numpy as np
 from workloads.arrivals import MOST_REQUESTS
 from workloads.assembly import Common, Draft, Piece, fit, real_answer
 from workloads.inputs import MOST_TURNS
-from workloads.lengths import Quantile, read_distribution
+from workloads.lengths import Quantile, distribution_at
 from workloads.settings import Settings
 from workloads.streams import stream
 
@@ -59,7 +59,7 @@ def read_sessions(workload: Settings) -> Sessions | None:
         return None
     node = workload.node("sessions")
     node.only("turns", "think_s", "history")
-    turns, think_s = (read_distribution(node.node(key)) for key in ("turns", "think_s"))
+    turns, think_s = (distribution_at(node, key) for key in ("turns", "think_s"))
     fewest = float(np.rint(turns(np.zeros(1)))[0])
     if fewest < 1:
         raise node.error("turns", f"may make {fewest:g} turns, needs 1 or more; give the distribution min: 1")

@@ -15,9 +15,10 @@ SMALLEST, LARGEST = 1e-9, 1e12
 class Settings:
     """A mapping of a configuration (a dict or an OmegaConf node) and its dotted name."""
 
-    def __init__(self, values: Any, name: str) -> None:
+    def __init__(self, values: Any, name: str, example: str = "") -> None:
         if not isinstance(values, Mapping):
-            raise WorkloadError(f"{name}={values!r}: needs a mapping of settings")
+            such = f", such as {example}" if example else ""
+            raise WorkloadError(f"{name}={values!r}: needs a mapping of settings{such}")
         self._values = values
         self.name = name
 
@@ -43,8 +44,8 @@ class Settings:
             raise WorkloadError(f"{self.name}.{key} is missing")
         return self._values[key]
 
-    def node(self, key: str) -> Settings:
-        return Settings(self.get(key), f"{self.name}.{key}")
+    def node(self, key: str, example: str = "") -> Settings:
+        return Settings(self.get(key), f"{self.name}.{key}", example)
 
     def text(self, key: str) -> str:
         value = self.get(key)

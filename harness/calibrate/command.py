@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -175,21 +177,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--coordinated-omission", action="store_true", help="exit 0 iff both views are right")
     parser.add_argument("--backend", nargs="+", default=["lean"], choices=("auto", "lean", "aiohttp"))
     parser.add_argument("--cores", help="CLIENT,SERVER (default: the last and the first that may be used)")
-    parser.add_argument("--tries", type=int, default=3, help="of a measurement that others disturbed")
+    parser.add_argument("--tries", type=_whole, default=3, help="of a measurement that others disturbed")
     table = parser.add_argument_group("with --table")
     table.add_argument("--rates", type=_positive, nargs="+", default=[5, 20, 50, 100, 200, 400, 800])
     table.add_argument("--seconds", type=_positive, default=20.0, help="of load a rate")
-    table.add_argument("--requests", type=int, default=MOST_REQUESTS, help="a rate at most")
-    table.add_argument("--tokens", type=int, default=64, help="a request")
+    table.add_argument("--requests", type=_whole, default=MOST_REQUESTS, help="a rate at most")
+    table.add_argument("--tokens", type=_whole, default=64, help="a request")
     table.add_argument("--pattern", default="constant", choices=("constant", "stall"))
-    table.add_argument("--repeat", type=int, default=1, help="rounds over all rates; medians are shown")
+    table.add_argument("--repeat", type=_whole, default=1, help="rounds over all rates; medians are shown")
     table.add_argument(
         "--realtime",
         action="store_true",
         help="the client goes before every ordinary process, as the server does: for a shared machine",
     )
-    table.add_argument("--starts", type=int, default=3, help="runs that time the start; 0: none")
-    table.add_argument("--seed", type=int, default=0)
+    table.add_argument("--starts", type=_whole_or_0, default=3, help="runs that time the start; 0: none")
+    table.add_argument("--seed", type=_whole_or_0, default=0)
     own = parser.add_argument_group("with overrides")
     own.add_argument("--once", action="store_true", help="do not look for the highest rate that is held")
     omission = parser.add_argument_group("with --coordinated-omission")
@@ -198,7 +200,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: needs a number above 0")
     return value
+
+
+def _whole(text: str) -> int:
+    return _whole_from(1, text)
+
+
+def _whole_or_0(text: str) -> int:
+    return _whole_from(0, text)
+
+
+def _whole_from(least: int, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text}: needs a whole number from {least}")
+    return int(text)

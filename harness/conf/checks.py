@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 MAX_PROCESSES = 64
 """Of one load: more than the cores of a host only get into each other's way."""
 
+MAX_CONCURRENCY = 1_000_000
+"""Places of one load: more than the ports that a host has."""
+MAX_SECONDS = 1e9
+"""30 years. Beyond lie overflows; null says that there is no limit."""
+
 Rule = Callable[[Any], str | None]
 """Gives what would work, or None when the value does."""
 
@@ -144,11 +149,11 @@ RULES: dict[str, Rule] = {
     "model.impl": _one_of("lean", "hf"),
     "load.kind": _one_of("open", "closed"),
     "load.requests": _whole(1, null=True),
-    "load.duration_s": _number(0, above=True, null=True),
-    "load.concurrency": _whole(1, null=True),
-    "load.timeout_s": _number(0, above=True, null=True),
-    "load.max_wait_s": _number(0, above=True, null=True),
-    "load.ramp_s": _number(0, above=True, null=True),
+    "load.duration_s": _number(0, MAX_SECONDS, above=True, null=True),
+    "load.concurrency": _whole(1, MAX_CONCURRENCY, null=True),
+    "load.timeout_s": _number(0, MAX_SECONDS, above=True, null=True),
+    "load.max_wait_s": _number(0, MAX_SECONDS, above=True, null=True),
+    "load.ramp_s": _number(0, MAX_SECONDS, above=True, null=True),
     "load.retries": _whole(0, 100),
     "load.retry_backoff_s": _number(0, 3600),
     "load.processes": _auto_or_whole(1, MAX_PROCESSES),

@@ -132,6 +132,15 @@ class LoadProcesses:
             worker.process.kill()
             worker.process.wait()
 
+    def check(self) -> None:
+        """For whoever waits for something else. Raises WorkerError when a process has ended already."""
+        for worker in self._workers:
+            if worker.process.poll() is not None:
+                raise WorkerError(
+                    f"worker_died: load process {worker.number + 1} of {self._count} "
+                    f"(pid {worker.process.pid}) {worker.describe_end()}"
+                )
+
     def prepare(self, job: Job, *, workers: int = 1) -> None:
         """Give everyone a slice of job.requests. job.log: requests.jsonl of the run directory."""
         settings = shares(job.settings, len(job.requests), workers)

@@ -184,4 +184,6 @@ class _StampedBody(payload.BytesPayload):
 
 
 def _line(exc: BaseException) -> str:
-    return (" ".join(str(exc).split()) or type(exc).__name__)[:300]
+    # aiohttp gives a response that it cannot read a status of its own making.
+    text = exc.message if isinstance(exc, aiohttp.ClientResponseError) else str(exc)
+    return (" ".join(text.split()) or type(exc).__name__)[:300]

@@ -168,8 +168,19 @@ def warm_up(job: Any, prompts: Any, stop: Stop) -> str | None:
         path.unlink(missing_ok=True)
     if not bad:
         return None
-    status = f"HTTP {bad[0].status}, " if bad[0].status else ""
-    return " ".join(f"{status}{_message(bad[0].error) or bad[0].reason or bad[0].outcome}".split())
+    return _problem(bad[0].status, bad[0].error, bad[0].reason or bad[0].outcome)
+
+
+def _problem(status: int | None, error: str | None, reason: str) -> str:
+    if status is not None and 300 <= status < 400:
+        return (
+            f"HTTP {status}, a redirect; give the address that it leads to "
+            "(load.backend=aiohttp follows 307 and 308)"
+        )
+    said = " ".join((_message(error) or reason).split())
+    if status is None:
+        return said
+    return f"HTTP {status}" if said == f"http_{status}" else f"HTTP {status}, {said}"
 
 
 def _message(error: str | None) -> str | None:

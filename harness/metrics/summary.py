@@ -5,6 +5,7 @@ Building it twice gives the same bytes; a figure that was not measured is null a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -37,6 +38,7 @@ from harness.metrics.stalls import deadline_table, fluidity, stall_factor, stall
 from harness.metrics.throughput import throughput
 from harness.metrics.utilization import server_metrics, utilization
 from harness.metrics.windows import around, concurrency, counted, load_window, steady_window
+from harness.request_log import RecordsWriteError
 from harness.validity import judge
 
 SCHEMA_VERSION = 1
@@ -77,13 +79,23 @@ def build_summary(run_dir: str | Path) -> dict[str, Any]:
 
 
 def write_summary(run_dir: str | Path) -> dict[str, Any]:
-    """Build the summary and write summary.json in one rename, so that a reader never sees half of it."""
+    """Build the summary and save it. Raises what both raise."""
     summary = build_summary(run_dir)
+    save_summary(summary, run_dir)
+    return summary
+
+
+def save_summary(summary: dict[str, Any], run_dir: str | Path) -> None:
+    """Write summary.json in one rename, so that a reader never sees half of it. Raises RecordsWriteError."""
     path = Path(run_dir) / "summary.json"
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(to_json(summary), encoding="utf-8")
-    os.replace(partial, path)
-    return summary
+    try:
+        partial.write_text(to_json(summary), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise RecordsWriteError(path, error) from error
 
 
 def to_json(summary: dict[str, Any]) -> str:

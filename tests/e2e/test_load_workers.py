@@ -279,10 +279,18 @@ def test_a_worker_that_ends_before_the_load_is_an_error(tmp_path, monkeypatch):
         seed=0,
         log=tmp_path / "requests.jsonl",
     )
+    ended = r"worker_died: load process 1 of 1 .* ended with code 3"
     with LoadProcesses() as load:
         load.prepare(job)
-        with pytest.raises(WorkerError, match=r"worker_died: load process 1 of 1 .* ended with code 3"):
+        with pytest.raises(WorkerError, match=ended):
             load.wait_ready()
+        with pytest.raises(WorkerError, match=ended):
+            load.check()
+
+
+def test_a_worker_that_lives_passes_the_check():
+    with LoadProcesses() as load:
+        load.check()
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 64, b"\x02\0\0\0[]", b"\x05\0\0\0{{{{{", b""])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.calibrate.command import main
 from harness.calibrate.compare import compare
 from harness.calibrate.omission import View
 from harness.calibrate.store import cache_dir, load_calibration, rate_bucket, save_calibration
@@ -133,6 +134,24 @@ def test_a_compiler_that_is_missing_and_wrong_arguments_are_one_line_and_exit_2(
         done = calibrate(tmp_path, *args)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert done.stderr.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "needs"),
+    [
+        *((option, "0", "a whole number from 1") for option in ("--tokens", "--requests", "--tries")),
+        ("--repeat", "-1", "a whole number from 1"),
+        ("--starts", "-1", "a whole number from 0"),
+        ("--seed", "x", "a whole number from 0"),
+        *(("--rates", rate, "a number above 0") for rate in ("0", "nan", "inf", "x")),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused_before_anything_starts(
+    option: str, value: str, needs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--table", f"{option}={value}"])
+    assert f"argument {option}: {value}: needs {needs}\n" in capsys.readouterr().err
 
 
 def record(*args: Any, **changes: Any) -> RequestRecord:

@@ -99,6 +99,8 @@ BAD = {
     ("load.duration_s=nan",): ["load.duration_s=nan"],
     (f"load.timeout_s=1{'0' * 400}",): ["load.timeout_s=1000"],
     ("load.timeout_s=-3",): ["load.timeout_s=-3", "above 0"],
+    ("load.timeout_s=1e300",): ["load.timeout_s=1e+300", "above 0 to 1e+09 or null"],
+    ("load.concurrency=99999999999999999999",): ["load.concurrency=9999", "from 1 to 1000000 or null"],
     ("load.max_wait_s=1",): ["load.max_wait_s=1", "load.concurrency"],
     ("load.max_wait_s=0", "load.concurrency=4"): ["load.max_wait_s=0", "above 0"],
     ("load.ramp_s=1",): ["load.ramp_s"],

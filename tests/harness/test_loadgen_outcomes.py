@@ -118,7 +118,7 @@ HANG_UPS = [
     (SLOW, "before_first_token", 0.1, 0),
     (NO_HEAD, "before_first_token", 0.1, 0),
     (NO_HEAD, "after_s", 0.1, 0),
-    (STALLS, "after_s", 0.2, 2),
+    (STALLS, "after_s", 0.4, 2),
     (STALLS, "after_tokens", 2, 2),
     (Script([tokens(5), Step("hang")]), "after_tokens", 2, 1),
 ]
@@ -129,7 +129,7 @@ def test_a_user_hangs_up(
     run: Run, tmp_path: Path, script: Script, kind: str, value: float, chunks: int
 ) -> None:
     # A second answer keeps the load and its connections alive long after the hang-up.
-    other = answer(1, first_s=0.6)
+    other = answer(1, first_s=0.6 + (0 if kind == "after_tokens" else 2 * value))
     driven, all_seen = run(
         lambda body, n: other if body["batchmark"]["id"] == "r000001" else script,
         tmp_path,
@@ -145,7 +145,8 @@ def test_a_user_hangs_up(
     assert seen.closed_ns is not None
     assert driven.t0_ns + record.send_ns < seen.closed_ns < witness.sends[0][0]
     if kind != "after_tokens":
-        assert record.end_ns - record.send_ns > 0.9 * value * 1e9
+        assert record.dispatch_ns is not None  # from here on the patience runs
+        assert record.end_ns - record.dispatch_ns >= value * 1e9
     assert record.output_tokens == (sum(record.chunk_tokens) or None)
 
 
@@ -238,15 +239,17 @@ def test_a_dead_server_ends_the_load(backend: str, tmp_path: Path) -> None:
 
             async def kill() -> None:
                 nonlocal died
-                await asyncio.sleep(0.3)
+                while sum(bool(seen.sends) for seen in server.seen) < 3:  # answers are open
+                    await asyncio.sleep(0.05)
                 await server.stop()
                 died = time.monotonic()
 
-            killer = asyncio.create_task(kill())
+            killer = asyncio.create_task(asyncio.wait_for(kill(), LONG_S))
             requests = [*every(0.05, 100), request(100, LONG_S)]
             driven = await drive(server.base_url, requests, tmp_path, backend=backend)
+            took = time.monotonic() - died
             await killer
-            return driven, time.monotonic() - died
+            return driven, took
 
     driven, took = asyncio.run(go())
     assert took < 10

@@ -148,6 +148,19 @@ def test_the_report_rebuilds_the_same_bytes(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(first)["latency_ms"]["tpot"]["p50"] == 20.0
 
 
+def test_a_summary_that_cannot_be_written_is_shown_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine_run(tmp_path, steady_requests(20))
+    (tmp_path / "summary.json").mkdir()  # as a full disk or a folder of somebody else's
+    assert main(["--from", str(tmp_path)]) == 3
+    shown = capsys.readouterr()
+    assert "20 scheduled" in shown.out
+    assert shown.err.startswith(f"error: cannot write {tmp_path / 'summary.json'}: ")
+    assert shown.err.count("\n") == 1
+    assert not list(tmp_path.glob("*.partial"))
+
+
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     assert main(["--from", str(tmp_path / "empty")]) == 3

@@ -106,6 +106,11 @@ def test_nobody_there_and_no_such_host():
         probe({"base_url": "http://no-such-host.invalid"})
 
 
+def test_a_server_without_tls_is_told_from_nobody(server):
+    with pytest.raises(UsageError, match=r"no TLS is spoken there .*; is it http://\?"):
+        probe({"base_url": server(200, MODELS).replace("http://", "https://")})
+
+
 @pytest.mark.parametrize(
     ("opening", "drip", "part"),
     [

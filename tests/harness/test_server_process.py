@@ -107,11 +107,24 @@ def test_not_ready_in_time_is_said(start):
         start("import time\ntime.sleep(600)").wait_ready(0.2)
 
 
+def test_what_else_goes_wrong_ends_the_waiting(start, monkeypatch):
+    monkeypatch.setattr(server_process, "TICK_S", 0.05)
+
+    def meanwhile():
+        raise RuntimeError("something else")
+
+    process = start("import time\ntime.sleep(600)")
+    with pytest.raises(RuntimeError, match="something else"):
+        process.wait_ready(60, meanwhile=meanwhile)
+    process.kill()
+
+
 def test_a_deaf_process_is_killed(start, monkeypatch):
     monkeypatch.setattr(server_process, "TERM_PATIENCE_S", 0.1)
     process = start(DEAF)
     process.wait_ready(30)
     assert process.stop(timeout_s=0.1) == -signal.SIGKILL
+    assert process.describe_end() == "did not end when it was asked to, and was killed"
     assert gone(process.pid)
 
 

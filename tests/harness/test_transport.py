@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from harness.loadgen import Target
-from tests.support.load import Driven, drive, every, request
+from harness.loadgen import LoadSettings, Stop, Target
+from harness.loadgen.job import Job
+from harness.loadgen.worker import warm_up
+from tests.support.load import CountingPrompts, Driven, backends, drive, every, request
 from tests.support.script_server import Script, ScriptServer, answer
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +87,20 @@ def test_what_is_not_followed_is_a_failure(tmp_path: Path, status: int, location
             assert len(server.seen) == requests
 
     asyncio.run(go())
+
+
+@pytest.mark.skipif("lean" not in backends(), reason="needs the lean backend")
+def test_the_lean_backend_says_that_it_met_a_redirect(tmp_path: Path) -> None:
+    async def go() -> str | None:
+        async with ScriptServer(redirect(307, "/v2/x")) as server:
+            target = Target(server.base_url, "m")
+            settings = LoadSettings(run_id="test", backend="lean")
+            job = Job(target, settings, [], seed=0, log=tmp_path / "requests.jsonl", warm_up=[request()])
+            return await asyncio.to_thread(warm_up, job, CountingPrompts(), Stop())
+
+    assert asyncio.run(go()) == (
+        "HTTP 307, a redirect; give the address that it leads to (load.backend=aiohttp follows 307 and 308)"
+    )
 
 
 def test_the_environments_proxy_is_used_only_when_asked_for(

@@ -58,6 +58,8 @@ def test_incomplete_and_failed_runs(tmp_path: Path) -> None:
         "incomplete: server_died"
         in judged(tmp_path / "a", GOOD, complete=False, incomplete_reason="server_died")[0]
     )
+    killed = judged(tmp_path / "k", GOOD, complete=False, incomplete_reason="running")[0]
+    assert "incomplete: the run did not record its end" in killed
     refused = [request(i, outcome="rejected") for i in range(5)]
     assert "no request completed" in judged(tmp_path / "b", refused)[0]
     failed = [request(150 + i, outcome="failed") for i in range(2)]

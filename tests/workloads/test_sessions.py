@@ -216,7 +216,7 @@ def test_show_prints_turns_and_think_times(capsys):
         (sessions({"dist": "constant", "value": -2}), r"sessions\.turns\.value=-2: needs a number of 0 or"),
         (sessions({"dist": "constant", "value": float("nan")}), r"sessions\.turns\.value=nan"),
         (sessions({"dist": "constant", "value": 20_000}), r"makes 2e\+04 turns, needs 10000 at most"),
-        (sessions(5), r"workload\.sessions\.turns=5: needs a mapping"),
+        (sessions(5), r"workload\.sessions\.turns=5: needs a mapping.*dist: constant"),
         (sessions(think_s={"dist": "constant", "value": -1}), r"sessions\.think_s\.value=-1: needs a number"),
         (sessions(think_s={"dist": "constant", "value": float("nan")}), r"sessions\.think_s\.value=nan"),
         (sessions(think_s={"dist": "lognormal", "mu": 1000, "sigma": 1}), "makes an infinite think time"),
