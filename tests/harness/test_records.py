@@ -329,8 +329,11 @@ def test_a_merge_that_the_disk_refuses_leaves_the_parts(
 def step_batches() -> list[pa.RecordBatch]:
     schema = records._schema(STEP_COLUMNS)
     row: dict[str, Any] = dict.fromkeys(STEP_COLUMNS, 1) | {
-        **{"ids": [7, 8], "tokens": [1, 2], "kind": [0, 1]},
-        **{"preempted": [9], "blocked": "seats"},
+        "ids": [7, 8],
+        "tokens": [1, 2],
+        "kind": [0, 1],
+        "preempted": [9],
+        "blocked": "seats",
     }
     return [
         pa.RecordBatch.from_pylist(
