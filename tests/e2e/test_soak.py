@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from engines.config import SCHEDULERS
 from harness.conf import compose
 from harness.plan import draw_schedule
 from harness.records import OUTCOMES
@@ -25,7 +24,7 @@ def test_the_soak_is_ten_thousand_short_requests_of_which_a_third_mean_to_leave(
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("engine", SCHEDULERS)
+@pytest.mark.parametrize("engine", ["static", "continuous", "chunked", "sliced"])
 def test_every_request_is_accounted_for_and_nothing_is_left_in_the_engine(tmp_path, engine):
     args = ("+experiment=soak", f"+engine={engine}", "load.requests=150", "workload.rate=80")
     code, out, stderr = harness(tmp_path, *args)

@@ -158,7 +158,7 @@ def test_release_and_reuse_by_state(tmp_path: Path) -> None:
     assert release == {
         state: pytest.approx(ms)
         for state, ms in (("queued", 10), ("prefill", 100), ("decode", 300), ("held", 1000))
-    }
+    } | {"preempted": None}
     reuse = {state: block["p50"] for state, block in found["reuse_ms_by_state"].items()}
     assert reuse == {
         "prefill": pytest.approx(200),
@@ -168,7 +168,8 @@ def test_release_and_reuse_by_state(tmp_path: Path) -> None:
     assert found["reuse_ms"]["n"] == 3  # who never left the queue held no slot
     assert found["wasted_tokens"] == 400
     assert found["received_tokens"] == 28
-    assert not [path for path in reasons if path.startswith("cancellations")]
+    unknown = [path for path in reasons if path.startswith("cancellations")]
+    assert unknown == ["cancellations.release_ms_by_state.preempted"]
 
 
 def test_nobody_was_waiting(tmp_path: Path) -> None:
