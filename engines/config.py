@@ -195,7 +195,7 @@ class EngineConfig:
 
 def settings_of(policy: Mapping[str, Any], settings: type[Any], key: str = "policy") -> Any:
     """The keys of engine.<key> as a `Settings` dataclass. Raises ConfigError."""
-    known = {f.name: str(f.type) for f in fields(settings)}
+    known = {f.name: _written(f.type) for f in fields(settings)}
     values = {}
     for name, value in policy.items():
         if name not in known:
@@ -206,6 +206,12 @@ def settings_of(policy: Mapping[str, Any], settings: type[Any], key: str = "poli
         return settings(**values)
     except ValueError as error:
         raise ConfigError(f"engine.{key}.{error}") from None
+
+
+def _written(kind: Any) -> str:
+    """An annotation as `typed` reads it, whether or not its file postpones annotations."""
+    text = kind.__name__ if isinstance(kind, type) else str(kind)
+    return text.replace("collections.abc.", "").replace("typing.", "")
 
 
 def lanes_of(lanes: Mapping[str, Any]) -> dict[str, LaneSettings]:
@@ -251,7 +257,12 @@ def typed(key: str, value: Any, kind: str) -> Any:
         "tuple[int,": _is_list_of(int, value),
         "tuple[str,": _is_list_of(str, value),
         "Mapping[str,": isinstance(value, Mapping),
-    }[base]
+    }.get(base)
+    if ok is None:
+        raise ConfigError(
+            f"engine.{key}={value!r}: no value can be given for the type {kind}; its Settings may hold int, "
+            "float, bool, str, tuple[int, ...], tuple[str, ...] and Mapping[str, float]"
+        )
     if not ok or (base == "float" and not abs(value) <= sys.float_info.max):
         words = {"int": "a whole number", "float": "a finite number", "bool": "true or false", "str": "text"}
         words |= {"tuple[int,": "a list of whole numbers", "tuple[str,": "a list of names"}

@@ -96,7 +96,7 @@ def _route(where: str, entry: Any, engine: Mapping[str, Any]) -> Route:
         raise ConfigError(
             f"{where}.engine.preemption=swap: host memory is the default route's alone; needs recompute"
         )
-    base = dict(engine)
+    base = {**engine, "preemption": "recompute"}
     if entry.get("preset") is not None:
         base = _preset(where, entry["preset"]) | {key: engine[key] for key in SHARED if key in engine}
     try:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import make_dataclass
 from typing import Any
 
 import pytest
 
-from engines.config import ConfigError, EngineConfig, thread_count
+from engines.config import ConfigError, EngineConfig, settings_of, thread_count
 from harness.conf import compose
 
 GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"}
@@ -64,6 +66,18 @@ def test_what_cannot_work_is_one_line(change: dict[str, Any], message: str) -> N
     with pytest.raises(ConfigError, match=message) as error:
         EngineConfig.from_mapping({**GOOD, **change})
     assert "\n" not in str(error.value)
+
+
+def test_settings_may_be_of_a_file_that_postpones_no_annotations() -> None:
+    """As the example of docs/add-an-order.md."""
+    kinds = [("a", float), ("b", int | None), ("c", tuple[int, ...]), ("d", Mapping[str, float]), ("e", bool)]
+    settings = make_dataclass("Settings", kinds)
+    made = settings_of({"a": 1, "b": None, "c": [2], "d": {"x": 3}, "e": True}, settings)
+    assert (made.a, made.b, made.c, made.d, made.e) == (1.0, None, (2,), {"x": 3.0}, True)
+    with pytest.raises(ConfigError, match=r"engine.policy.a='x': needs a finite number"):
+        settings_of({"a": "x"}, settings)
+    with pytest.raises(ConfigError, match=r"a=1: no value can be given for the type list\[int\]"):
+        settings_of({"a": 1}, make_dataclass("Settings", [("a", list[int])]))
 
 
 def test_threads_are_at_most_the_cores_of_the_machine() -> None:

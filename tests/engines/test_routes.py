@@ -57,6 +57,14 @@ def test_a_process_without_presets_reads_the_same_routes() -> None:
     assert routes_of(written) == routes
 
 
+def test_host_memory_stays_with_the_default_route() -> None:
+    config = configuration(SLOW | {"preset": None})
+    config["engine"]["preemption"] = "swap"
+    routes = routes_of(config)
+    assert [route.engine.preemption for route in routes] == ["recompute", "swap"]
+    assert routes_of(resolved(config, routes)) == routes
+
+
 def test_all_that_is_given_must_fit_and_the_first_route_wins() -> None:
     match = {"tenant": ["a", "b"], "path": "/v1/completions"}
     route = routes_of(configuration(SLOW | {"match": match}))[0]
