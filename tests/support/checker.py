@@ -233,7 +233,8 @@ class Checker:
         if not self.promises.check_entry:
             return
         limits = self.engine.config
-        for seq in step.left_waiting if limits.queue in EQUALS_AS_THEY_CAME else ():
+        queues = {limits.queue, *(lane.get("queue") or limits.queue for lane in limits.lanes.values())}
+        for seq in step.left_waiting if queues <= set(EQUALS_AS_THEY_CAME) else ():
             assert seq.seq_id > latest.get(_equals(seq), -1), f"{seq} was overtaken by an equal"
         order = ORDERS.get(limits.queue)
         if order and not limits.lanes and not limits.queue_policy and step.entered:
