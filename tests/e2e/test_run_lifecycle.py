@@ -219,7 +219,8 @@ def test_a_server_that_dies_ends_the_run_and_keeps_the_records(tmp_path):
     assert add_up(counts)
     assert counts["completed"] >= 1
     assert counts["cut_off"] > 100
-    assert {path.name for path in run_dir.iterdir()} >= FILES
+    # The engine dies with its server; whether it still wrote its end is a race.
+    assert {path.name for path in run_dir.iterdir()} >= FILES - {"engine_end.json"}
     last = max(r.end_ns or 0 for r in read_request_file(run_dir / "requests.jsonl").records)
     assert about["load_end_ns"] >= last
 
