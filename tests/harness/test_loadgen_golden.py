@@ -274,4 +274,4 @@ def test_connections_are_reused(run: Run, tmp_path: Path) -> None:
     """Every answer is read to the end of its body, so its connection serves the next request."""
     driven, seen = run(answer(3), tmp_path, every(0.0, 6), kind="closed", concurrency=1)
     assert driven.result.counts["completed"] == len(seen) == 6
-    assert {s.connection for s in seen} == {1}
+    assert len({s.connection for s in seen}) == 1  # lean takes one of those that it opened ahead
