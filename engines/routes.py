@@ -29,7 +29,7 @@ KEYS = ("name", "match", "preset", "engine", "kv_share")
 MATCHES = ("tenant", "model", "path")
 SHARED = (
     *("kind", "block_size", "max_model_len", "num_kv_blocks", "kv_memory_gb", "threads"),
-    *("api_key_env", "admin_token_env"),
+    *("api_key_env", "admin_token_env", "cuda_graphs", "cuda_graph_sizes", "compile"),
 )
 """One runner and one server: these are engine.* for every route."""
 
@@ -55,6 +55,10 @@ def routes_of(config: Mapping[str, Any]) -> list[Route]:
     names = [route.name for route in found]
     if len({*names, DEFAULT}) <= len(names):
         raise ConfigError(f"server.routes: the names {', '.join(names)} and {DEFAULT} must differ")
+    if found and (config["engine"].get("overlap") or any(route.engine.overlap for route in found)):
+        raise ConfigError(
+            "engine.overlap=true: routes take turns, a pass each; needs false with server.routes"
+        )
     rest = 1.0 - sum(route.kv_share for route in found)
     if rest <= 0:
         raise ConfigError(f"server.routes: the kv_share of all routes is {1 - rest:g}: needs less than 1")
