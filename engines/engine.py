@@ -346,7 +346,9 @@ class Engine:
         for live in list(self._ended):
             record = live.record
             if not live.answered and batch_over:
-                self._answer(live, Output(live.seq.seq_id, live.answer, record.finish_reason, None, live.found))
+                self._answer(
+                    live, Output(live.seq.seq_id, live.answer, record.finish_reason, None, live.found)
+                )
             if record.finish_ns is None and live.seq.status is Status.FINISHED:
                 record.finish_ns = to_ns(now)
             if live.answered and record.finish_ns is not None:

@@ -40,7 +40,7 @@ class Output(NamedTuple):
     token_ids: tuple[int, ...]
     finish_reason: str | None = None  # stop | length | abort | queue_timeout | deadline | error
     error: str | None = None
-    cached_tokens: int | None = None  # with its first token: of its prompt, found in the prefix cache; None: off
+    cached_tokens: int | None = None  # of its prompt, with its first token; None: no prefix cache
 
 
 make_output = partial(tuple.__new__, Output)

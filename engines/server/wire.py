@@ -236,7 +236,10 @@ def _fields(message: Message) -> Sequence[Any]:
         return (
             message.at_ns,
             message.stats,
-            [(p.key, p.token_ids, p.finish_reason, _text(p.error), p.cached_tokens) for p in message.produced],
+            [
+                (p.key, p.token_ids, p.finish_reason, _text(p.error), p.cached_tokens)
+                for p in message.produced
+            ],
             [(r.key, r.reason, _text(r.message), r.status, r.retry_after_s) for r in message.refusals],
             [(p.tokens, p.duration_ns, p.host_gap_ns) for p in message.passes],
             [(r.queued_ns, r.prefill_ns, r.decode_ns) for r in message.left],
