@@ -60,7 +60,9 @@ class Answer:
         if delta.finish_reason in GIVEN_UP:
             raise Refused(delta.finish_reason, GIVEN_UP[delta.finish_reason], 503)
         if delta.finish_reason not in (None, "stop", "length"):
-            raise ApiError(delta.error or f"the engine ended this request: {delta.finish_reason}", 500)
+            going = delta.finish_reason == "going"  # the server is: its stream has begun
+            message = delta.error or f"the engine ended this request: {delta.finish_reason}"
+            raise ApiError(message, 503 if going else 500, code="going" if going else None)
         self._cached_tokens = delta.cached_tokens
         piece = self._detokenizer.push(delta.token_ids)
         self.output_tokens += piece.used

@@ -56,6 +56,7 @@ class Stream:
         "_tokens",
         "_waiter",
         "arrival_ns",
+        "begun",
         "cached_tokens",
         "first_token_ns",
         "first_tokens",
@@ -78,6 +79,7 @@ class Stream:
         self.transport = transport
         self.tags = tags
         self.cached_tokens: int | None = None  # of its prompt, once it has a token; None: no prefix cache
+        self.begun = False  # headers of its answer have left, so that no status can say any more how it ends
         self.first_token_ns: int | None = None
         self.last_token_ns: int | None = None
         self.first_tokens = 0  # tokens in the first output
@@ -184,13 +186,13 @@ class EngineClient:
             self._asked.pop(key, None)
 
     def fail_open(self, reason: str, refuse: bool = False) -> None:
-        """End every stream with an error, or, with `refuse`, send those away that have no token yet; let the
-        engine forget them."""
+        """End every stream with an error, or, with `refuse`, as going: those whose headers have not left are
+        sent away, whatever was computed for them. Let the engine forget them."""
         for stream in list(self._open.values()):
-            if refuse and stream.first_token_ns is None:
+            if refuse and not stream.begun:
                 stream.refuse(Refused("going", reason, 503))
             else:
-                stream.finish("error", reason)
+                stream.finish("going" if refuse else "error", reason)
             self.abort(stream)
         for answer in self._asked.values():
             if not answer.done():
