@@ -1,21 +1,20 @@
-"""The overlapped loop (`engine.overlap=true`): the next iteration is planned and packed while this one runs.
-(SGLang's overlap scheduler and vLLM's async scheduling work this way; the plain loop of engines/engine.py is what
-it is checked against.)
+"""The overlapped loop (`engine.overlap=true`): the next iteration is planned and packed while this one runs,
+as in SGLang's overlap scheduler and vLLM's async scheduling. It is held to the loop of engines/engine.py.
 
     plan     iteration N+1, with every length as if the tokens of N had arrived: they will, one each
     launch   N+1 behind N; where a row begins with a token of N, it is taken from N's results on the device
     collect  N: wait for its tokens, publish them
 
-Of a sequence that reaches max_tokens the last pass is known: it loses its seat when that pass is launched, and
-its blocks are free when the pass is over. That it has ended by itself (EOS, stop_after), or that nobody wants it
-any more, is known one iteration late: its row of N+1 is computed and thrown away, an ended row in the records.
-Passes run one after the other in the order of their launch, each reading what the ones before it have written.
-So what such a sequence gave back may be planned for N+2 at once: the pass that writes it begins after the last
-one that knows the old content.
+Of a sequence that reaches max_tokens the last pass is known: it loses its seat when that pass is launched,
+and its blocks are free when the pass is over. That it has ended by itself (EOS, stop_after), or that nobody
+wants it any more, is known one iteration late: its row of N+1 is computed and thrown away, an ended row in
+the records. What it gives back may be planned for N+2 at once, while N+1 still runs: passes run one after the
+other in the order of their launch, or N+1 could not read what N has written, so whatever N+2 writes comes
+after the last pass that reads the old content.
 
-When KV is so short that somebody might have to give way, N is collected first, as in the plain loop: what ends
-in it may be enough. A request that comes while N runs is planned for N+2, one pass later than in the plain loop.
-A pass that fails also costs the sequences of the pass that was launched on it."""
+When KV is so short that somebody might have to give way, N is collected first, as in the plain loop: what
+ends in it may be enough. A request that comes while N runs is planned for N+2, one pass later than in the
+plain loop. A pass that fails also costs the sequences of the pass that was launched on it."""
 
 from __future__ import annotations
 
@@ -35,7 +34,6 @@ from engines.plan import Kind
 from engines.prepared import Prepared
 from engines.recorder import to_ns
 from engines.request import Output, make_output
-from engines.sequence import Sequence
 from engines.step_log import Ending
 
 
@@ -158,22 +156,25 @@ class OverlappedEngine(Engine):
             flight.ready.sampled, flight.lives, result.token_ids.tolist(), strict=True
         ):
             if live.answered:
-                if live.record.finish_reason in ("stop", "length") and entry.kind is Kind.DECODE:
-                    entries[entries.index(entry)] = entry._replace(kind=Kind.ENDED)
+                if live.record.finish_reason in ("stop", "length"):  # it had ended before this pass began
                     self.recorder.ended_before(flight.ready.tally)
+                    if entry.kind is Kind.DECODE:  # or else most of the row is what a preemption cost it
+                        entries[entries.index(entry)] = entry._replace(kind=Kind.ENDED)
                 continue
             self.counters.output_tokens += 1
             live.tokens[len(live.tokens) - live.pending] = token
             live.pending -= 1
             self._name_blocks(live)
+            reason = found = None
             if live.record.first_token_ns is None:
                 live.record.first_token_ns = to_ns(now)
-            reason = None
+                if self.pool.prefix_cache:
+                    live.found = found = live.seq.num_cached
             if len(live.tokens) - live.pending >= live.longest or token in live.ends:
                 self._forget_pending(live)
                 reason = self._end_reason(live, token)
                 self._end(live, reason)
-            self._outbox.append(make_output((live.seq.seq_id, (token,), reason, None)))
+            self._outbox.append(make_output((live.seq.seq_id, (token,), reason, None, found)))
             live.answered = reason is not None
 
     def _end(self, live: _Live, reason: str) -> None:
