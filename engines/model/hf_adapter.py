@@ -183,7 +183,7 @@ class _AttentionProbe:
             raise ConfigError("this model's keys and values differ in size: the paged cache needs one size")
         self._kv_heads = k.shape[1]
 
-    def paged_attention(self, q: torch.Tensor, *rest: Any) -> None:
+    def paged_attention(self, q: torch.Tensor, *rest: Any, window: int = 0) -> None:
         self.shapes.add((q.shape[1], self._kv_heads, q.shape[2]))
         rest[-1].zero_()
 

@@ -15,6 +15,7 @@ ERRORS = {
     3: "out of memory",
     4: "slot lies outside the cache",
     5: "positions lie outside the cos and sin tables",
+    6: "kv_len is negative",
 }
 
 
@@ -71,6 +72,8 @@ class CppBackend:
         scale: float,
         max_q_len: int,
         out: torch.Tensor,
+        *,
+        window: int = 0,
     ) -> None:
         """Causal attention over the paged cache, written into out. Raises ValueError before any read out of
         bounds."""
@@ -86,6 +89,8 @@ class CppBackend:
         check_index("cu_q", cu_q, torch.int32, rows + 1)
         if block_table.dtype is not torch.int32 or not block_table.is_cpu or not block_table.is_contiguous():
             raise ValueError("block_table: needs contiguous int32 [S, max_blocks] on the CPU")
+        if window < 0:
+            raise ValueError(f"window={window}: needs 0 (none) or a number of tokens")
         status = self._attend(
             dtype is torch.bfloat16,
             q.data_ptr(),
@@ -106,6 +111,7 @@ class CppBackend:
             block_size,
             blocks,
             scale,
+            min(window, 2**31 - 1),
             torch.get_num_threads(),
         )
         if status:

@@ -40,16 +40,16 @@ shapes = st.builds(
 
 
 @settings(max_examples=30, deadline=None)
-@given(shapes, st.integers(2, 260), st.data())
-def test_chunks_and_decodes_equal_the_whole_prompt(shape, length, data):
+@given(shapes, st.integers(2, 260), st.sampled_from([0, 1, 30, 64, 100]), st.data())
+def test_chunks_and_decodes_equal_the_whole_prompt(shape, length, window, data):
     cache = filled(shape, [length], seed=length)
     (sequence,) = cache.sequences
     torch.set_num_threads(1)
-    (whole,) = attend(BACKEND, cache, [(sequence, 0, length)])
+    (whole,) = attend(BACKEND, cache, [(sequence, 0, length)], window=window)
     cuts = sorted({0, length, *data.draw(st.lists(st.integers(0, length), max_size=6))})
-    pieces = [attend(BACKEND, cache, [(sequence, a, b)])[0] for a, b in pairwise(cuts)]
+    pieces = [attend(BACKEND, cache, [(sequence, a, b)], window=window)[0] for a, b in pairwise(cuts)]
     assert torch.equal(torch.cat(pieces), whole)
-    (last,) = attend(BACKEND, cache, [(sequence, length - 1, length)])
+    (last,) = attend(BACKEND, cache, [(sequence, length - 1, length)], window=window)
     assert torch.equal(last, whole[-1:])
 
 
