@@ -18,7 +18,7 @@ from engines.config import ConfigError
 from engines.model.base import ForwardContext, RowProbe
 from engines.model.config import ModelConfig
 from engines.model.fields import refuse_other_state, token_ids
-from engines.model.rope_scaling import read_rope
+from engines.model.rope_scaling import RopeScaling
 from engines.model.transformers_import import import_transformers
 
 transformers = import_transformers()
@@ -105,13 +105,27 @@ class HfAdapter:
             real_tokens=1,
             sample_rows=zero,
         )
-        with torch.inference_mode():
-            self.forward(zero, zero, ctx)
-        family, shape = self.config.family, (self.config.heads, self.config.kv_heads, self.config.head_dim)
+        family = self.config.family
+        try:
+            with torch.inference_mode():
+                self.forward(zero, zero, ctx)
+        except ConfigError:
+            raise
+        except Exception as error:  # modelling code that was not written for it fails in any way it likes
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"config.json: model_type={family} does not run through the paged attention ({reason})"
+            ) from error
+        shape = (self.config.heads, self.config.kv_heads, self.config.head_dim)
         if probe.layers != set(range(self.config.layers)):
             raise ConfigError(
                 f"config.json: model_type={family} runs {len(probe.layers)} of {self.config.layers} layers "
                 "through attention; the others keep state that the paged cache does not hold"
+            )
+        if probe.calls != self.config.layers:
+            raise ConfigError(
+                f"config.json: model_type={family} calls attention {probe.calls} times in "
+                f"{self.config.layers} layers; the paged cache holds one set of keys and values a layer"
             )
         if probe.shapes != {shape}:
             raise ConfigError(
@@ -133,7 +147,9 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers calls in every layer. Returns [1, T, Hq, D]."""
     if batchmark_ctx is None:
-        raise RuntimeError(f"attn_implementation={NAME} runs only under engines.model.hf_adapter")
+        raise RuntimeError(
+            f"attn_implementation={NAME} runs only under engines.model.hf_adapter, which hands it a context"
+        )
     for name, what in _REFUSED_KEYWORDS.items():  # never dropped: the answers would be wrong
         if kwargs.get(name) is not None:
             raise ConfigError(f"this model's attention uses {name} ({what}), which is not supported")
@@ -158,7 +174,7 @@ def paged_attention(
         scale,
         ctx.max_q_len,
         out[:real],
-        window,
+        window=window,
     )
     return out[None], None
 
@@ -169,6 +185,7 @@ class _AttentionProbe:
     name = "probe"
 
     def __init__(self) -> None:
+        self.calls = 0
         self.layers: set[int] = set()
         self.shapes: set[tuple[int, int, int]] = set()
 
@@ -182,6 +199,7 @@ class _AttentionProbe:
         if k.shape != v.shape:
             raise ConfigError("this model's keys and values differ in size: the paged cache needs one size")
         self._kv_heads = k.shape[1]
+        self.calls += 1
 
     def paged_attention(self, q: torch.Tensor, *rest: Any, window: int = 0) -> None:
         self.shapes.add((q.shape[1], self._kv_heads, q.shape[2]))
@@ -213,9 +231,10 @@ def _shape(config: Any) -> ModelConfig:
         _attribute(text, name, family)
         for name in ("num_attention_heads", "hidden_size", "num_hidden_layers", "max_position_embeddings")
     )
-    scaling = None
-    if ropes.get("rope_type") in ("linear", "yarn"):
-        _, scaling = read_rope({**fields, "rope_scaling": None}, positions)
+    scaling, factor = None, ropes.get("factor")
+    if ropes.get("rope_type") in ("linear", "yarn") and isinstance(factor, int | float):
+        original = ropes.get("original_max_position_embeddings") or positions
+        scaling = RopeScaling(ropes["rope_type"], factor, original_max_positions=original)
     return ModelConfig(
         family=family,
         hidden=hidden,
@@ -235,7 +254,9 @@ def _shape(config: Any) -> ModelConfig:
 def _attribute(config: Any, name: str, family: str) -> int:
     value = getattr(config, name, None)
     if not isinstance(value, int):
-        raise ConfigError(f"config.json: a model_type={family} has no {name}: only decoders with attention run")
+        raise ConfigError(
+            f"config.json: a model_type={family} has no {name}: only decoders with attention run"
+        )
     return value
 
 

@@ -124,7 +124,7 @@ class LeanModel:
                 scale,
                 ctx.max_q_len,
                 attended_real,
-                self.config.window(i),
+                window=self.config.window(i),
             )
             rows = attended.view(tokens, heads * head_dim)
             if i == last:
