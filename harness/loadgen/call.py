@@ -152,6 +152,7 @@ class Call:
             reasoning_tokens=answer.usage_reasoning,
             reads=answer.reads,
             coalesced=answer.coalesced,
+            cached_tokens=answer.usage_cached,
         )
 
     def _set_deadline(self) -> None:
