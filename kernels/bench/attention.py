@@ -172,7 +172,7 @@ def row(line: Line) -> str:
 
 
 def as_dict(line: Line) -> dict[str, object]:
-    return {key: round(v, 6) if isinstance(v, float) else v for key, v in asdict(line).items()}
+    return {key: float(f"{v:.6g}") if isinstance(v, float) else v for key, v in asdict(line).items()}
 
 
 def wrong(lines: list[Line], dtype: torch.dtype) -> list[str]:
