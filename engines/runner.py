@@ -161,6 +161,7 @@ class ModelRunner:
             "dtype": str(self._dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "attention": self._backend.name,
+            "attention_isa": getattr(self._backend, "isa", None),
             "determinism": self._determinism,
             "row_multiple": self._rows.multiple,
             "parameters": self.loaded.parameters,
