@@ -242,7 +242,11 @@ def blocked(scheduler: Scheduler, plan: Plan) -> str | None:
     mark = limits.kv_high_watermark
     if mark is not None and pool.num_live > mark * pool.usable:
         return "kv_high_watermark"
-    head, left = waiting.head, scheduler.budget(plan)
+    head, left = next(iter(waiting.in_turn(Plan())), None), scheduler.budget(plan)
+    if head is None:  # lanes: each one that waits has all the seats of its own
+        return "seats"
+    if next(iter(waiting.in_turn(plan)), None) is None:  # or its own budget
+        return "budget"
     chunk = head.remaining if scheduler.whole_prompts else min(head.remaining, left)
     if chunk > left or chunk < 1:
         return "budget"

@@ -294,6 +294,15 @@ def test_why_requests_had_to_queue_is_counted() -> None:
     assert static.log.steps[-1].blocked == "batch"
 
 
+@pytest.mark.parametrize(("bound", "why"), [("max_num_seqs", "seats"), ("max_num_batched_tokens", "budget")])
+def test_a_lanes_own_bound_is_named(bound: str, why: str) -> None:
+    driver = Driver(config("chunked", lanes={"chat": {bound: 1}}))
+    for _ in range(2):
+        driver.add(3, 3, request_class="chat")
+    driver.step()
+    assert driver.log.steps[-1].blocked == why
+
+
 def test_the_head_waits_for_the_budget() -> None:
     driver = Driver(config("continuous", max_num_batched_tokens=16))
     driver.add(10, 3)
