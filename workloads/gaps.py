@@ -63,7 +63,8 @@ def _gamma(rng: np.random.Generator, shape: float, n: int) -> np.ndarray:
     open_ = np.arange(n)
     for k in range(_CANDIDATES):
         x = exact.normal_quantile(u[open_, 2 * k])
-        v = (1 + c * x) ** 3
+        root = 1 + c * x
+        v = root * root * root
         fits = v > 0
         log_v = exact.log(np.where(fits, v, 1.0))
         log_u = exact.log(np.maximum(u[open_, 2 * k + 1], _SMALLEST))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +24,7 @@ Quantile = Callable[[np.ndarray], np.ndarray]
 
 DISTRIBUTIONS = ("constant", "discrete", "lognormal", "mixture", "quantiles")
 MOST_TOKENS = 1e15  # beyond it lengths would overflow when they are added up
-_GRID = 1 << 14  # points of a mixture's distribution function
+_GRID = 1 << 13  # points of a mixture's distribution function
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +66,20 @@ class LognormalMixture:
     parts: tuple[tuple[float, float, float], ...]
 
     def __call__(self, u: np.ndarray) -> np.ndarray:
-        scores = np.linspace(-7.1, 7.1, _GRID // len(self.parts))
-        grid = np.unique(np.concatenate([mu + sigma * scores for _, mu, sigma in self.parts]))
-        below = np.zeros_like(grid)
-        total = 0.0
-        for weight, mu, sigma in self.parts:
-            below += weight * exact.normal_share((grid - mu) / sigma)
-            total += weight
-        rises = np.concatenate([[True], np.diff(below) > 0])
-        return exact.exp(exact.interpolate(u, below[rises] / total, grid[rises]))
+        return exact.exp(exact.interpolate(u, *_mixture_table(self.parts)))
+
+
+@lru_cache(maxsize=64)
+def _mixture_table(parts: tuple[tuple[float, float, float], ...]) -> tuple[np.ndarray, np.ndarray]:
+    """(shares below, ln tokens), both rising."""
+    scores = np.linspace(-7.1, 7.1, _GRID // len(parts))
+    grid = np.unique(np.concatenate([mu + sigma * scores for _, mu, sigma in parts]))
+    below = np.zeros_like(grid)
+    for weight, mu, sigma in parts:
+        below += weight * exact.normal_share((grid - mu) / sigma)
+    rises = np.concatenate([[True], np.diff(below) > 0])
+    total = math.fsum(weight for weight, _, _ in parts)
+    return below[rises] / total, grid[rises]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +145,7 @@ def read_answer(node: Settings) -> Answer:
             raise source.error("edges", "needs rising numbers of prompt tokens")
         rows = source.get("points")
         if not isinstance(rows, Sequence) or len(rows) != len(edges) + 1:
-            message = (
-                f"needs {len(edges) + 1} tables of [percentile, tokens], one for each range of the edges"
-            )
+            message = f"needs {len(edges) + 1} tables of [percentile, tokens]: one for each range"
             raise source.error("points", message)
         tables = []
         for number, points in enumerate(rows):

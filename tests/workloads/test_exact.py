@@ -35,7 +35,7 @@ def test_they_agree_with_the_mathematics_library():
 
 
 def bits() -> str:
-    """A digest that is the same on every machine: another one means that schedules differ between machines."""
+    """A digest that is the same on every machine; where it is not, neither are schedules."""
     u = stream(0, "bits").random(20_000)
     drawn = [exact.exp(20 * u - 10), exact.log(u), exact.normal_quantile(u), exact.normal_share(8 * u - 4)]
     drawn += [
@@ -46,7 +46,7 @@ def bits() -> str:
 
 
 def test_their_bits_are_fixed():
-    assert bits() == "062d77f999334f4f"
+    assert bits() == "82b3eb854236c8a8"
 
 
 def test_a_processor_without_wide_vectors_draws_the_same():
@@ -59,11 +59,11 @@ def test_a_processor_without_wide_vectors_draws_the_same():
 
 ROOT = Path(__file__).parents[2]
 SCHEDULES = {
-    "chat": "cf3e4057c8ea",
-    "rag": "122c657df21b",
+    "chat": "674f008ebbc5",
+    "rag": "c392910c0a9e",
     "summarize": "46fda9418d2b",
     "batch": "a8d7b02119be",
-    "mixed": "6f08348db5ff",
+    "mixed": "7d73ca5c96f3",
 }
 
 
