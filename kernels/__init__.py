@@ -14,10 +14,12 @@ from kernels.cpu.backend import CppBackend  # noqa: E402
 from kernels.cpu.library import DTYPES, available  # noqa: E402
 from kernels.interface import AttentionBackend  # noqa: E402
 from kernels.reference import TorchBackend  # noqa: E402
+from kernels.varlen import VarlenBackend  # noqa: E402
+from kernels.varlen import unusable as varlen_unusable  # noqa: E402
 
 __all__ = ["BACKENDS", "AttentionBackend", "allocate_kv", "get_backend"]
 
-BACKENDS = ("auto", "cpp", "torch")
+BACKENDS = ("auto", "cpp", "torch", "varlen")
 
 
 def get_backend(
@@ -35,6 +37,10 @@ def get_backend(
         if kind != "cpu" or dtype not in DTYPES:
             raise ValueError(f"attention=cpp: runs float32 and bfloat16 on cpu, not {dtype} on {kind}")
         return CppBackend()
+    if name == "varlen":
+        if reason := varlen_unusable(device, dtype):
+            raise ValueError(f"attention=varlen: {reason}")
+        return VarlenBackend()
     if name == "auto" and kind == "cpu" and dtype in DTYPES and available():
         return CppBackend()
     return TorchBackend()
