@@ -83,13 +83,14 @@ class Result:
 def stages(device: str, dry: bool, model: Path, runs: Path) -> list[Stage]:
     python = sys.executable
     own = [python, "-m", "engines.gpu_check", "--device", device, *(["--dry"] if dry else [])]
-    found = [Stage(name, 60, [*own, "--stage", name], "checks") for name in ("kernels", "loops", "goals")]
+    budgets = {"kernels": 70, "loops": 50, "goals": 40}
+    found = [Stage(name, s, [*own, "--stage", name], "checks") for name, s in budgets.items()]
     bench = [python, "-m", "kernels.bench", "--device", device, "--rounds", "2" if dry else "7"]
     step = [python, "-m", "engines.step_bench", "--model", "hf", "--id", str(model), "--weights", "dummy"]
     step += ["--device", device, "--batches", *(["1", "2"] if dry else ["1", "8", "32", "64"])]
     step += ["--context", "16", "--rounds", "1", "--dtype", "float32"] if dry else ["--context", "1024"]
     if not dry:  # on a CPU it is known to work from tests of its own, and takes its time
-        found.append(Stage("bench", 60, bench, "bench"))
+        found.append(Stage("bench", 65, bench, "bench"))
     found.append(Stage("step", 75, step, "step"))
     for engine in ("static", "continuous", "chunked"):
         load = ["load.requests=8", "workload.rate=20", "engine.max_model_len=512"]
@@ -99,7 +100,7 @@ def stages(device: str, dry: bool, model: Path, runs: Path) -> list[Stage]:
             load += ["engine.max_num_batched_tokens=8192", "engine.kv_memory_gb=8"]
         command = [python, "-m", "harness", "+workload=short", f"+engine={engine}", "model=hf"]
         command += [f"model.id={model}", "model.weights=dummy", f"device={device}", f"output.dir={runs}"]
-        found.append(Stage(engine, 55, [*command, *load], "harness"))
+        found.append(Stage(engine, 50, [*command, *load], "harness"))
     return found
 
 
