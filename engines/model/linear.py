@@ -20,7 +20,7 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False) -> None:
         """weight [out, in]. The weight is copied when it is packed; the caller may drop its own. gated: W
-        holds gate above up and y is silu(gate) * up, [n, out / 2]; only where `fuses_gate(weight)`."""
+        holds gate above up and y is silu(gate) * up, [n, out / 2]; only where `fuses_gate` says so."""
         self.out_features, self.in_features = weight.shape
         self.gated = gated
         self._apply: Callable[[torch.Tensor], torch.Tensor]
@@ -28,7 +28,7 @@ class Linear:
             self._apply = own = CppLinear(weight, bias, gated)
             self.kind = f"cpp {WAYS[own.way]}"
         elif gated:
-            raise ValueError("gated: only where fuses_gate(weight)")
+            raise ValueError("gated: only where fuses_gate says so")
         elif can_pack(weight):
             self._apply, self.kind = _onednn(weight, bias), "onednn"
         else:
@@ -38,9 +38,9 @@ class Linear:
         return self._apply(x)
 
 
-def fuses_gate(weight: torch.Tensor) -> bool:
+def fuses_gate(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether the gate's activation can be part of the product."""
-    return packable(weight)
+    return bias is None and packable(weight)
 
 
 def can_pack(weight: torch.Tensor) -> bool:
