@@ -107,6 +107,7 @@ class Engine:
         self._outbox: list[Output] = []
         self._ids = itertools.count() if ids is None else ids
         self._runs: deque[str] = deque(maxlen=16)  # that requests have named lately
+        self._drawn: set[int] = set()  # seq_ids of those that are not sampled greedily
         self._forced = ForcedPreemption(config.preempt_every, config.preempt_seed)
 
     # -- requests come and go --------------------------------------------------------------------------------
@@ -143,6 +144,8 @@ class Engine:
         ends = frozenset[int]() if ends_itself else self.eos_token_ids
         live = _Live(request, seq, prompt, seed, record, len(prompt) + limit, ends)
         self._live[seq_id] = live
+        if request.sampling.temperature:
+            self._drawn.add(seq_id)
         self._forget_other_runs(request.label.get("run"))
         self._name_blocks(live)
         self.scheduler.add(seq)
@@ -259,9 +262,9 @@ class Engine:
             if seq.num_tokens >= live.longest or token in live.ends:
                 reason = self._end_reason(live, token)
                 self._end(live, reason)
+                live.answered = not drain
             if not drain:
                 outbox.append(make_output((seq.seq_id, (token,), reason, None)))
-                live.answered = reason is not None
         self.counters.output_tokens += produced
 
     def _share(self, seq: Sequence) -> None:
@@ -316,6 +319,8 @@ class Engine:
 
     def _force_preemption(self, sampled: list[Entry]) -> None:
         """Tests: engine.preempt_every and engine.preempt_seed."""
+        if self.config.preempt_every is None:
+            return
         victim = self._forced.victim(self.scheduler.running, {entry.seq.seq_id for entry in sampled})
         if victim is not None:
             self.scheduler.preempt(victim)
@@ -349,6 +354,7 @@ class Engine:
             if live.answered and record.finish_ns is not None:
                 self._ended.remove(live)
                 del self._live[live.seq.seq_id]
+                self._drawn.discard(live.seq.seq_id)
                 self.recorder.left(live.seq, record)
 
     def _idle(self) -> None:
@@ -412,6 +418,8 @@ class Engine:
         return self._live[seq.seq_id].tokens
 
     def _sampling(self, sampled: list[Entry]) -> Sampling | None:
+        if not self._drawn:
+            return None
         lives = [self._live[entry.seq.seq_id] for entry in sampled]
         return sampling_arrays(
             [live.request.sampling for live in lives],
