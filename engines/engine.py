@@ -253,13 +253,13 @@ class Engine:
             produced += 1
             live = lives[seq.seq_id]
             live.tokens.append(token)
-            seq.num_tokens += 1
+            if seq.num_tokens == seq.prompt_len:
+                live.record.first_token_ns = to_ns(now)
+            seq.num_tokens = length = seq.num_tokens + 1
             if cached:
                 self._name_blocks(live)
-            if live.record.first_token_ns is None:
-                live.record.first_token_ns = to_ns(now)
             reason = None
-            if seq.num_tokens >= live.longest or token in live.ends:
+            if length >= live.longest or token in live.ends:
                 reason = self._end_reason(live, token)
                 self._end(live, reason)
                 live.answered = not drain

@@ -59,7 +59,7 @@ class Plan:
     def add_decodes(self, sequences: list[Sequence]) -> None:
         """The newest token of each of these, whose others are computed: the most frequent entries by far."""
         kinds = [DECODE if seq.num_computed >= seq.max_computed else RECOMPUTE for seq in sequences]
-        self.entries += map(_entry, zip(sequences, repeat(1), kinds, repeat(0)))  # noqa: B905  (endless)
+        self.entries += map(_entry, zip(sequences, repeat(1), kinds, repeat(0)))
         self.num_tokens += len(sequences)
 
     def add_ended(self, seq: Sequence) -> None:
