@@ -40,6 +40,9 @@ class AttentionBackend(Protocol):
         scale: float,
         max_q_len: int,
         out: torch.Tensor,  # [T, Hq, D], written in place
+        *,
+        window: int = 0,  # sliding window in tokens; 0: none
     ) -> None:
-        """Causal attention over the paged cache: query i of row s sits at position kv_len[s] - qlen[s] +
-        i."""
+        """Causal attention over the paged cache: query i of row s sits at position p = kv_len[s] - qlen[s] +
+        i and sees the keys j <= p; with a window (Mistral's) only those with p - window < j. Blocks that no
+        query of the row can see are not read, nor are their table entries."""

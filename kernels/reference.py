@@ -47,9 +47,13 @@ class TorchBackend:
         scale: float,
         max_q_len: int,
         out: torch.Tensor,
+        *,
+        window: int = 0,
     ) -> None:
         """Causal attention over the paged cache, written into out [T, Hq, D]. A query that sees no key
-        gets zeros."""
+        gets zeros. Raises ValueError for a negative window."""
+        if window < 0:
+            raise ValueError(f"window={window}: needs 0 (none) or a number of tokens")
         bounds, lengths = cu_q.tolist(), kv_len.tolist()
         block_size = k_cache.shape[3]
         for row, length in enumerate(lengths):
@@ -59,38 +63,42 @@ class TorchBackend:
             if length <= 0:
                 out[start:end] = 0
                 continue
-            blocks = block_table[row, : -(-length // block_size)].long()
-            keys, values = _gather(k_cache, v_cache, blocks, length)
+            lowest = max(0, length - (end - start) - window + 1) if window else 0  # that the first query sees
+            skipped = lowest // block_size
+            blocks = block_table[row, skipped : -(-length // block_size)].long()
+            keys, values = _gather(k_cache, v_cache, blocks, lowest - skipped * block_size, length - lowest)
             for first in range(start, end, _QUERY_CHUNK):
                 last = min(first + _QUERY_CHUNK, end)
-                out[first:last] = _attend(q[first:last], keys, values, length - (end - first), scale).to(
-                    out.dtype
-                )
+                position = length - (end - first) - lowest
+                out[first:last] = _attend(q[first:last], keys, values, position, scale, window).to(out.dtype)
 
 
 def _gather(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, blocks: torch.Tensor, length: int
+    k_cache: torch.Tensor, v_cache: torch.Tensor, blocks: torch.Tensor, offset: int, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first `length` keys [Hk, D, L] and values [Hk, L, D] of one row, in the dtype of the
-    arithmetic."""
+    """`length` keys [Hk, D, L] and values [Hk, L, D] from `offset` of the first block, in the dtype of
+    the arithmetic."""
     heads, dim = k_cache.shape[1], k_cache.shape[2]
     dtype = torch.promote_types(k_cache.dtype, torch.float32)
-    keys = k_cache[blocks].permute(1, 2, 0, 3).reshape(heads, dim, -1)[:, :, :length]
-    values = v_cache[blocks].transpose(0, 1).reshape(heads, -1, dim)[:, :length]
+    keys = k_cache[blocks].permute(1, 2, 0, 3).reshape(heads, dim, -1)[:, :, offset : offset + length]
+    values = v_cache[blocks].transpose(0, 1).reshape(heads, -1, dim)[:, offset : offset + length]
     return keys.to(dtype), values.to(dtype)
 
 
 def _attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int, scale: float
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int, scale: float, window: int
 ) -> torch.Tensor:
-    """Attention of queries [n, Hq, D], the first of which sits at `position`."""
+    """Attention of queries [n, Hq, D], the first of which sits at `position` of the keys."""
     n, query_heads, dim = q.shape
     heads, _, length = keys.shape
     group = query_heads // heads
     packed = q.to(keys.dtype).reshape(n, heads, group, dim).transpose(0, 1).reshape(heads, n * group, dim)
     scores = (packed @ keys).mul_(scale).reshape(heads, n, group, length)
     positions = torch.arange(position, position + n, device=q.device)
-    seen = torch.arange(length, device=q.device) <= positions[:, None]
+    columns = torch.arange(length, device=q.device)
+    seen = columns <= positions[:, None]
+    if window:
+        seen &= columns > positions[:, None] - window
     scores.masked_fill_(~seen[:, None, :], float("-inf"))
     # A query at a negative position sees nothing: softmax over nothing is NaN, its output is 0.
     weights = torch.softmax(scores, dim=-1).masked_fill_(~seen[:, None, :], 0.0)

@@ -7,8 +7,8 @@
 // Bits: each row meets the keys in tiles of TILE that start at position 0, with an online softmax in float32 (Milakov
 // and Gimelshein 2018; FlashAttention, Dao et al. 2022). Rows are computed MR at a time and the last group is padded,
 // so every row takes the same instructions: its result depends neither on its neighbours, nor on how its prompt was
-// cut, nor on the number of threads. A masked key has weight exactly 0 and its slot was written by the same iteration;
-// slots that nobody wrote are never multiplied.
+// cut, nor on the number of threads. A masked key has weight exactly 0, and its value is only multiplied where another
+// row of the group sees it. Slots that nobody wrote and blocks below every row's window are never used.
 
 #include <algorithm>
 #include <atomic>
@@ -31,7 +31,7 @@ constexpr int STEP = 4;
 constexpr int STEP = 2;
 #endif
 
-enum Status { OK = 0, BAD_CU_Q = 1, BAD_BLOCK = 2, NO_MEMORY = 3, BAD_SLOT = 4 };
+enum Status { OK = 0, BAD_CU_Q = 1, BAD_BLOCK = 2, NO_MEMORY = 3, BAD_SLOT = 4, BAD_LENGTH = 6 };
 
 struct Problem {
     const void *q, *k_cache, *v_cache;
@@ -40,8 +40,11 @@ struct Problem {
     const int32_t *cu_q, *kv_len, *table;
     int heads, kv_heads, dim, block_size;
     float scale;
+    int window;  // 0: none
     int group() const { return heads / kv_heads; }
     int padded_dim() const { return (dim + LANES - 1) / LANES * LANES; }
+    // The first key that a query at this position sees.
+    int lowest(int position) const { return window && position >= window ? position - window + 1 : 0; }
 };
 
 struct Item {
@@ -87,11 +90,11 @@ INLINE void score(const float* q, const float* const keys[NV], int64_t stride, i
 // acc = acc * alpha + weights * values for W vectors of components from column c.
 template <int W>
 INLINE void accumulate(float* acc, int64_t stride, const float* alpha, const float* weights,
-                       const float* const* value_row, int c, int keys) {
+                       const float* const* value_row, int c, int first, int keys) {
     vec a[MR][W];
     for (int r = 0; r < MR; r++)
         for (int w = 0; w < W; w++) a[r][w] = load(acc + r * stride + c + w * LANES) * alpha[r];
-    for (int j = 0; j < keys; j++) {
+    for (int j = first; j < keys; j++) {
         vec x[W];
         for (int w = 0; w < W; w++) x[w] = load(value_row[j] + c + w * LANES);
         for (int r = 0; r < MR; r++)
@@ -112,7 +115,8 @@ struct Tile {
     static bool keys_in_place(const Problem& p) { return sizeof(T) == 4 && p.block_size % LANES == 0; }
     static bool values_in_place(const Problem& p) { return sizeof(T) == 4 && p.dim % LANES == 0; }
 
-    void locate(const int32_t* table, int kv_head, int start, int keys) {
+    // The keys first .. keys - 1 of the tile that begins at position start.
+    void locate(const int32_t* table, int kv_head, int start, int first, int keys) {
         const T* k_cache = static_cast<const T*>(p.k_cache);
         const T* v_cache = static_cast<const T*>(p.v_cache);
         const int bs = p.block_size, dim = p.dim, padded = p.padded_dim();
@@ -121,7 +125,7 @@ struct Tile {
             key_stride = TILE;
             for (int v = 0; v < NV; v++) key_vec[v] = scratch.keys + v * LANES;
         }
-        for (int j = 0; j < keys;) {
+        for (int j = first; j < keys;) {
             const int block = (start + j) / bs, offset = (start + j) % bs;
             const int n = std::min(bs - offset, keys - j);
             const int64_t base = table[block] * block_stride + kv_head * head_size;
@@ -148,30 +152,39 @@ struct Tile {
             }
             j += n;
         }
-        // Vectors past the last key: any readable address, their scores are masked.
-        if (keys_in_place(p))
-            for (int v = (keys + LANES - 1) / LANES; v < NV; v++) key_vec[v] = key_vec[0];
+        // Vectors before the first and past the last key: any readable address, their scores are masked.
+        if (keys_in_place(p)) {
+            const int begin = first / LANES, end = (keys + LANES - 1) / LANES;
+            for (int v = 0; v < NV; v++)
+                if (v < begin || v >= end) key_vec[v] = key_vec[begin];
+        }
     }
 };
 
-// One tile of keys for MR rows. seen[r]: how many keys of the tile row r may see.
+// One tile of keys for MR rows. Row r sees the keys from[r] .. seen[r] - 1 of the tile.
 INLINE void attend(const float* q, const float* const key_vec[NV], int64_t key_stride, Scratch& scratch, int dim,
-                   int padded, const int seen[MR], float* acc, float* top, float* total) {
+                   int padded, const int from[MR], const int seen[MR], float* acc, float* top, float* total) {
     vec s[MR][NV];
     score(q, key_vec, key_stride, dim, s);
     const ivec lane = lanes();
     float base[MR];
     vec change = {};
-    int keys = 0;
+    int first = TILE, keys = 0;
     for (int r = 0; r < MR; r++) {
-        for (int v = 0; v < NV; v++) s[r][v] = lane + v * LANES < seen[r] ? s[r][v] : splat(-INFINITY);
+        for (int v = 0; v < NV; v++) {
+            const ivec key = lane + v * LANES;
+            s[r][v] = (uvec)(key - from[r]) < uint32_t(seen[r] - from[r]) ? s[r][v] : splat(-INFINITY);
+        }
         vec high = s[r][0];
         for (int v = 1; v < NV; v++) high = high > s[r][v] ? high : s[r][v];
         const float now = std::max(top[r], maximum(high));
         base[r] = now == -INFINITY ? 0.0f : now;  // nothing seen yet: all weights become 0
         change[r] = top[r] - base[r];
         top[r] = now;
-        keys = std::max(keys, seen[r]);
+        if (from[r] < seen[r]) {
+            first = std::min(first, from[r]);
+            keys = std::max(keys, seen[r]);
+        }
     }
     static_assert(MR <= LANES);
     float alpha[LANES];
@@ -188,11 +201,11 @@ INLINE void attend(const float* q, const float* const key_vec[NV], int64_t key_s
     const float* const* rows = scratch.value_row;
     int c = 0;
     for (; c + STEP * LANES <= padded; c += STEP * LANES)
-        accumulate<STEP>(acc, padded, alpha, scratch.weights, rows, c, keys);
+        accumulate<STEP>(acc, padded, alpha, scratch.weights, rows, c, first, keys);
     switch ((padded - c) / LANES) {
-        case 3: accumulate<3>(acc, padded, alpha, scratch.weights, rows, c, keys); break;
-        case 2: accumulate<2>(acc, padded, alpha, scratch.weights, rows, c, keys); break;
-        case 1: accumulate<1>(acc, padded, alpha, scratch.weights, rows, c, keys); break;
+        case 3: accumulate<3>(acc, padded, alpha, scratch.weights, rows, c, first, keys); break;
+        case 2: accumulate<2>(acc, padded, alpha, scratch.weights, rows, c, first, keys); break;
+        case 1: accumulate<1>(acc, padded, alpha, scratch.weights, rows, c, first, keys); break;
     }
 }
 
@@ -219,17 +232,20 @@ void run_item(const Problem& p, const Item& item, Scratch& scratch) {
     const int32_t* table = p.table + item.sequence * p.table_width;
     const int end = position + item.count;  // keys that the last query sees
     Tile<T> tile{p, scratch, {}, 0};
-    for (int start = 0; start < end; start += TILE) {
-        tile.locate(table, item.kv_head, start, std::min(TILE, end - start));
+    const int lowest = p.lowest(position);
+    for (int start = lowest / TILE * TILE; start < end; start += TILE) {
+        tile.locate(table, item.kv_head, start, std::max(0, lowest - start), std::min(TILE, end - start));
         for (int g = 0; g < groups; g++) {
-            int seen[MR], any = 0;
+            int from[MR], seen[MR];
+            bool any = false;
             for (int r = 0; r < MR; r++) {
-                const int row = std::min(g * MR + r, rows - 1);
-                seen[r] = std::clamp(position + row / group + 1 - start, 0, TILE);
-                any |= seen[r];
+                const int at = position + std::min(g * MR + r, rows - 1) / group;
+                seen[r] = std::clamp(at + 1 - start, 0, TILE);
+                from[r] = std::clamp(p.lowest(at) - start, 0, seen[r]);
+                any |= from[r] < seen[r];
             }
             if (any)
-                attend(scratch.q + g * MR * dim, tile.key_vec, tile.key_stride, scratch, dim, padded, seen,
+                attend(scratch.q + g * MR * dim, tile.key_vec, tile.key_stride, scratch, dim, padded, from, seen,
                        scratch.acc + int64_t(g) * MR * padded, scratch.top + g * MR, scratch.total + g * MR * LANES);
         }
     }
@@ -285,9 +301,9 @@ int bm_paged_attention(int is_bf16, const void* q, int64_t q_stride, const void*
                        const int32_t* cu_q, const int32_t* kv_len, const int32_t* table, int32_t table_width,
                        void* out, int64_t out_stride, int32_t tokens, int32_t sequences,
                        int32_t heads, int32_t kv_heads, int32_t dim, int32_t block_size, int32_t num_blocks,
-                       float scale, int32_t threads) {
+                       float scale, int32_t window, int32_t threads) {
     Problem p{q,   k_cache, v_cache, out,   q_stride, out_stride, table_width, cu_q,
-              kv_len, table, heads,   kv_heads, dim,  block_size, scale};
+              kv_len, table, heads,   kv_heads, dim,  block_size, scale, window};
     if (cu_q[0] != 0 || cu_q[sequences] != tokens) return BAD_CU_Q;
     try {
         std::vector<Item> items;
@@ -296,14 +312,16 @@ int bm_paged_attention(int is_bf16, const void* q, int64_t q_stride, const void*
         for (int s = 0; s < sequences; s++) {
             const int queries = cu_q[s + 1] - cu_q[s];
             if (queries < 0) return BAD_CU_Q;
+            if (kv_len[s] < 0) return BAD_LENGTH;
             if (queries == 0) continue;
             const int64_t blocks = (int64_t(kv_len[s]) + block_size - 1) / block_size;
             if (blocks > table_width) return BAD_BLOCK;
-            for (int64_t b = 0; b < blocks; b++)
+            for (int64_t b = p.lowest(kv_len[s] - queries) / block_size; b < blocks; b++)
                 if (uint32_t(table[int64_t(s) * table_width + b]) >= uint32_t(num_blocks)) return BAD_BLOCK;
             for (int first = 0; first < queries; first += step) {
                 const int count = std::min(step, queries - first);
-                const int64_t keys = std::max(1, kv_len[s] - queries + first + count);
+                const int position = kv_len[s] - queries + first;
+                const int64_t keys = std::max(1, position + count - p.lowest(position));
                 for (int h = 0; h < kv_heads; h++) {
                     items.push_back({keys * ((count * p.group() + MR - 1) / MR), s, h, first, count});
                     cost += items.back().cost;

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.library import DTYPES, library
+from kernels.cpu.library import DTYPES, best, load
 
 ERRORS = {
     1: "cu_q must rise from 0 to the number of tokens",
@@ -15,6 +15,7 @@ ERRORS = {
     3: "out of memory",
     4: "slot lies outside the cache",
     5: "positions lie outside the cos and sin tables",
+    6: "kv_len is negative",
 }
 
 
@@ -24,9 +25,11 @@ class CppBackend:
 
     name = "cpp"
 
-    def __init__(self) -> None:
-        compiled = library()
-        self._write, self._attend = compiled.bm_write_kv, compiled.bm_paged_attention
+    def __init__(self, isa: str | None = None) -> None:
+        compiled = best() if isa is None else load(isa)
+        self.isa = compiled.isa  # one of kernels.cpu.isa.ISAS
+        self._write = compiled.functions.bm_write_kv
+        self._attend = compiled.functions.bm_paged_attention
 
     def write_kv(
         self,
@@ -71,6 +74,8 @@ class CppBackend:
         scale: float,
         max_q_len: int,
         out: torch.Tensor,
+        *,
+        window: int = 0,
     ) -> None:
         """Causal attention over the paged cache, written into out. Raises ValueError before any read out of
         bounds."""
@@ -86,6 +91,8 @@ class CppBackend:
         check_index("cu_q", cu_q, torch.int32, rows + 1)
         if block_table.dtype is not torch.int32 or not block_table.is_cpu or not block_table.is_contiguous():
             raise ValueError("block_table: needs contiguous int32 [S, max_blocks] on the CPU")
+        if window < 0:
+            raise ValueError(f"window={window}: needs 0 (none) or a number of tokens")
         status = self._attend(
             dtype is torch.bfloat16,
             q.data_ptr(),
@@ -106,6 +113,7 @@ class CppBackend:
             block_size,
             blocks,
             scale,
+            min(window, 2**31 - 1),
             torch.get_num_threads(),
         )
         if status:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import torch
 
 import kernels
+from kernels.cpu.backend import CppBackend
+from kernels.cpu.isa import NATIVE, runnable
 from kernels.interface import AttentionBackend
+
+CPP = [CppBackend(isa) for isa in runnable() if isa != NATIVE] or [
+    CppBackend()
+]  # all that this CPU can execute
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,11 @@ class Cache:
 
 
 def attend(
-    backend: AttentionBackend, cache: Cache, rows: list[tuple[Sequence, int, int]], scale: float | None = None
+    backend: AttentionBackend,
+    cache: Cache,
+    rows: list[tuple[Sequence, int, int]],
+    scale: float | None = None,
+    window: int = 0,
 ) -> list[torch.Tensor]:
     """One call over rows (sequence, first position, end position); the outputs row by row."""
     cu_q = torch.tensor([0] + [end - start for _, start, end in rows], dtype=torch.int32).cumsum(
@@ -90,15 +100,19 @@ def attend(
         cache.shape.dim**-0.5 if scale is None else scale,
         max(end - start for _, start, end in rows),
         out,
+        window=window,
     )
     return list(out.split([end - start for _, start, end in rows]))
 
 
-def exact(sequence: Sequence, start: int, end: int, scale: float | None = None) -> torch.Tensor:
+def exact(
+    sequence: Sequence, start: int, end: int, scale: float | None = None, window: int = 0
+) -> torch.Tensor:
     """The same rows in float64 without any paging."""
     q, k, v = (x.double() for x in (sequence.q[start:end], sequence.k[:end], sequence.v[:end]))
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    hidden = torch.arange(end) > torch.arange(start, end)[:, None]
+    age = torch.arange(start, end)[:, None] - torch.arange(end)
+    hidden = (age < 0) | (age >= window) if window else age < 0
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 import kernels
 from kernels.cpu.backend import CppBackend
 from kernels.reference import TorchBackend
-from tests.kernels.paged_cases import Cache, Shape, attend, exact
+from tests.kernels.paged_cases import CPP, Cache, Sequence, Shape, attend, exact
 
-BACKENDS = [TorchBackend(), CppBackend()]
+BACKENDS = [TorchBackend(), *CPP]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2}
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda b: b.name)
+@pytest.fixture(params=BACKENDS, ids=lambda b: getattr(b, "isa", b.name))
 def backend(request):
     return request.param
 
@@ -41,16 +41,44 @@ row_lengths = st.lists(
 
 
 @settings(max_examples=40, deadline=None)
-@given(shapes, row_lengths, st.integers(0, 2**31))
-def test_ragged_batches_match_exact_attention(shape, rows, seed):
+@given(shapes, row_lengths, st.sampled_from([0, 0, 1, 5, 16, 64, 100, 1000]), st.integers(0, 2**31))
+def test_ragged_batches_match_exact_attention(shape, rows, window, seed):
     for backend in BACKENDS:
         cache = Cache(shape, [context + new for context, new in rows], seed)
         work = []
         for sequence, (context, new) in zip(cache.sequences, rows, strict=True):
             cache.write(backend, sequence, 0, context + new)
             work.append((sequence, context, context + new))
-        for row, got in zip(work, attend(backend, cache, work), strict=True):
-            close(got, exact(*row), shape.dtype)
+        for row, got in zip(work, attend(backend, cache, work, window=window), strict=True):
+            close(got, exact(*row, window=window), shape.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("block_size", [1, 16, 48])
+def test_blocks_below_the_window_are_never_read(backend, block_size, dtype):
+    """Their memory may be anybody's by now, and their entries in the table anything."""
+    shape = Shape(heads=6, kv_heads=2, block_size=block_size, dtype=dtype)
+    cache = Cache(shape, [400], seed=block_size)
+    (sequence,) = cache.sequences
+    cache.write(backend, sequence, 0, 400)
+    for start, window in ((399, 1), (399, 65), (390, 130), (300, 64), (10, 500)):
+        row = (sequence, start, 400)
+        (want,) = attend(backend, cache, [row], window=window)
+        close(want, exact(*row, window=window), dtype)
+        freed = max(0, start - window + 1) // block_size
+        gone = Sequence(sequence.q, sequence.k, sequence.v, [10**6] * freed + sequence.blocks[freed:])
+        k, v = cache.k.clone(), cache.v.clone()
+        cache.k[sequence.blocks[:freed]] = float("nan")
+        cache.v[sequence.blocks[:freed]] = float("nan")
+        (got,) = attend(backend, cache, [(gone, start, 400)], window=window)
+        cache.k, cache.v = k, v
+        assert torch.equal(got, want)
+
+
+def test_a_negative_window_is_refused(backend):
+    cache = Cache(Shape(), [20], seed=9)
+    with pytest.raises(ValueError, match="window=-1"):
+        attend(backend, cache, [(cache.sequences[0], 0, 20)], window=-1)
 
 
 @pytest.mark.parametrize("dim", [32, 64, 80, 96, 128, 256])
@@ -214,7 +242,10 @@ def test_bad_tensors_are_refused_before_they_are_read():
         ("cu_q", {"cu_q": torch.tensor([0, 21]).int()}),
         ("cu_q", {"cu_q": torch.tensor([20, 0]).int()}),
         ("kv_len", {"kv_len": torch.tensor([20, 20]).int()}),
+        ("kv_len", {"kv_len": torch.tensor([-1]).int()}),
+        ("kv_len", {"kv_len": torch.tensor([-(2**31)]).int()}),
         ("block_table", {"kv_len": torch.tensor([33]).int()}),
+        ("block_table", {"kv_len": torch.tensor([2**31 - 1]).int()}),
         (
             "block_table",
             {
