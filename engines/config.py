@@ -190,7 +190,26 @@ class EngineConfig:
             if key not in known:
                 raise ConfigError(f"engine.{key} is not a setting; choose from: {', '.join(sorted(known))}")
             values[key] = dict(value or {}) if key in _NODES else typed(key, value, known[key])
-        return cls(**values)
+        config = cls(**values)
+        _check_effects(config)
+        return config
+
+
+def _check_effects(config: EngineConfig) -> None:
+    """What would be without effect from the start. (Later, limits may change without asking for more.)"""
+    from engines import schedulers
+
+    if config.preempt_seed is not None and config.preempt_every is None:
+        raise ConfigError(
+            f"engine.preempt_seed={config.preempt_seed}: draws among the iterations of engine.preempt_every, "
+            "so it needs that beside it, or null"
+        )
+    settings = settings_of(config.policy, schedulers.scheduler_class(config.scheduler).Settings)
+    if hasattr(settings, "check"):
+        try:
+            settings.check(config)
+        except ValueError as error:
+            raise ConfigError(f"engine.policy.{error}") from None
 
 
 def settings_of(policy: Mapping[str, Any], settings: type[Any], key: str = "policy") -> Any:

@@ -50,6 +50,7 @@ class _Live:
     longest: int  # prompt and answer: with so many tokens it ends
     ends: frozenset[int]  # tokens that end it
     answered: bool = False  # its last Output is out
+    found: int | None = None  # of its prompt, in the prefix cache
 
     @property
     def answer(self) -> tuple[int, ...]:
@@ -253,14 +254,16 @@ class Engine:
             seq.num_tokens += 1
             if cached:
                 self._name_blocks(live)
+            reason = found = None
             if live.record.first_token_ns is None:
                 live.record.first_token_ns = to_ns(now)
-            reason = None
+                if cached:
+                    live.found = found = seq.num_cached
             if seq.num_tokens >= live.longest or token in live.ends:
                 reason = self._end_reason(live, token)
                 self._end(live, reason)
             if not drain:
-                outbox.append(make_output((seq.seq_id, (token,), reason, None)))
+                outbox.append(make_output((seq.seq_id, (token,), reason, None, found)))
                 live.answered = reason is not None
         self.counters.output_tokens += produced
 
@@ -343,7 +346,9 @@ class Engine:
         for live in list(self._ended):
             record = live.record
             if not live.answered and batch_over:
-                self._answer(live, Output(live.seq.seq_id, live.answer, record.finish_reason))
+                self._answer(
+                    live, Output(live.seq.seq_id, live.answer, record.finish_reason, None, live.found)
+                )
             if record.finish_ns is None and live.seq.status is Status.FINISHED:
                 record.finish_ns = to_ns(now)
             if live.answered and record.finish_ns is not None:

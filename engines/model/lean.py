@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from engines.config import ConfigError
 from engines.model.base import ForwardContext, RowProbe
+from engines.model.checkpoint import to_dtype
 from engines.model.config import ModelConfig
 from engines.model.linear import Linear
 from engines.model.rope import rope_tables
@@ -76,6 +77,10 @@ class LeanModel:
         if c.qkv_bias:
             bias = torch.cat([take(f"{attention}{n}_proj.bias", size) for n, size in rows.items()])
         gate_up = torch.cat([take(f"{prefix}mlp.{n}_proj.weight", c.ffn, c.hidden) for n in ("gate", "up")])
+        gate_up_bias = down_bias = None
+        if c.mlp_bias:
+            gate_up_bias = torch.cat([take(f"{prefix}mlp.{n}_proj.bias", c.ffn) for n in ("gate", "up")])
+            down_bias = take(prefix + "mlp.down_proj.bias", c.hidden)
         return Layer(
             input_norm=take(prefix + "input_layernorm.weight", c.hidden),
             qkv=Linear(qkv, bias),
@@ -86,8 +91,8 @@ class LeanModel:
                 take(attention + "o_proj.bias", c.hidden) if c.o_bias else None,
             ),
             mlp_norm=take(prefix + "post_attention_layernorm.weight", c.hidden),
-            gate_up=Linear(gate_up),
-            down=Linear(take(prefix + "mlp.down_proj.weight", c.hidden, c.ffn)),
+            gate_up=Linear(gate_up, gate_up_bias),
+            down=Linear(take(prefix + "mlp.down_proj.weight", c.hidden, c.ffn), down_bias),
         )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -119,6 +124,7 @@ class LeanModel:
                 scale,
                 ctx.max_q_len,
                 attended_real,
+                window=self.config.window(i),
             )
             rows = attended.view(tokens, heads * head_dim)
             if i == last:
@@ -175,4 +181,4 @@ class _Taker:
         if tuple(tensor.shape) != shape:
             raise ConfigError(f"the checkpoint's {name} is {list(tensor.shape)}, config.json: {list(shape)}")
         self._model.parameters += tensor.numel()
-        return tensor.to(device=self._device, dtype=self._dtype).contiguous()
+        return to_dtype(name, tensor, self._device, self._dtype).contiguous()
