@@ -75,7 +75,8 @@ Plan cut(const Problem& p, int sequences, int threads) {
         std::vector<Item> whole;
         whole.swap(plan.items);
         for (const Item& item : whole) {
-            const int position = p.kv_len[item.sequence] - p.cu_q[item.sequence + 1] + p.cu_q[item.sequence] + item.first;
+            const int32_t* bounds = p.cu_q + item.sequence;
+            const int position = p.kv_len[item.sequence] - (bounds[1] - bounds[0]) + item.first;
             const int first = p.lowest(position) / SEGMENT;
             const int segments = (std::max(1, position + item.count) + SEGMENT - 1) / SEGMENT - first;
             if (segments < 2) {
@@ -92,7 +93,8 @@ Plan cut(const Problem& p, int sequences, int threads) {
             plan.splits.push_back(std::make_unique<Split>(first, segments, size));
         }
     }
-    std::stable_sort(plan.items.begin(), plan.items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
+    const auto larger = [](const Item& a, const Item& b) { return a.cost > b.cost; };
+    std::stable_sort(plan.items.begin(), plan.items.end(), larger);
     return plan;
 }
 

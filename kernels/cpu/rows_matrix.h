@@ -96,7 +96,8 @@ struct MatrixRows {
         for (int g = 0; g < rows.count; g += BLOCK) attend(state, start, g);
     }
 
-    // Keys as [chunk, vector of keys, pair of components, 16 x 2], values as [vector of components, pair of keys, 16 x 2].
+    // Keys as [chunk, vector of keys, pair of components, 16 x 2], values as [vector of components, pair of keys,
+    // 16 x 2].
     void pack(const Tile<bf16>& tile, const Tile<bf16>* next) {
         const int64_t stride = tile.stride;
         for (int d = 0; d < chunks * K; d += 2)
@@ -104,10 +105,8 @@ struct MatrixRows {
                 const bf16* k = tile.key[v] + d * stride;
                 bf16* to = keys + ((d / K * NV + v) * PAIRS + d % K / 2) * 32;
                 if (d + 1 < p.dim) {
-                    if (next) {
-                        __builtin_prefetch(next->key[v] + d * stride);
-                        __builtin_prefetch(next->key[v] + (d + 1) * stride);
-                    }
+                    if (next) __builtin_prefetch(next->key[v] + d * stride);
+                    if (next && stride >= 32) __builtin_prefetch(next->key[v] + (d + 1) * stride);
                     interleave(k, k + stride, to);
                 } else if (d < p.dim) {
                     interleave(k, zeros, to);
@@ -117,7 +116,7 @@ struct MatrixRows {
             }
         for (int j = 0; j < TILE; j += 2)
             for (int c = 0; c < padded; c += LANES) {
-                if (next) {
+                if (next && c % 32 == 0) {
                     __builtin_prefetch(next->value[j] + c);
                     __builtin_prefetch(next->value[j + 1] + c);
                 }

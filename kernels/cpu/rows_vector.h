@@ -76,7 +76,8 @@ struct VectorRows {
     static int state_rows(int rows) { return rows; }
     static size_t bytes(const Problem& p, const Rows& rows) {
         const size_t dim = p.dim, padded = p.padded_dim();
-        return Arena::rounded(4 * (rows.count + MR) * dim) + Arena::rounded(4 * MR * TILE) + Arena::rounded(4 * padded) +
+        return Arena::rounded(4 * (rows.count + MR) * dim) + Arena::rounded(4 * MR * TILE) +
+               Arena::rounded(4 * padded) +
                (reads_in_place(p, rows) ? 0 : Arena::rounded(4 * TILE * dim) + Arena::rounded(4 * TILE * padded));
     }
 
