@@ -15,10 +15,12 @@
 
 #include <omp.h>
 #if defined(__AMX_BF16__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#elif defined(__AVX512F__)
+constexpr bool HAS_AMX = true;  // a library with it is only used where bm_supported says so
+#else
+constexpr bool HAS_AMX = false;
+#if defined(__AVX512F__)
 #include <cpuid.h>
+#endif
 #endif
 
 #include "simd.h"
@@ -319,17 +321,6 @@ void run_tiles(const Product& given, int64_t first, int64_t last) {
 
 #endif
 
-// The library for AMX runs only where the processor has it; whether this process may use it, the system decides.
-bool amx_runs() {
-#if defined(__AMX_BF16__)
-    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
-    static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
-    return granted;
-#else
-    return false;
-#endif
-}
-
 bool dot_runs() {
 #if defined(__AVX512F__) && !defined(__AMX_BF16__)
     unsigned eax, ebx, ecx, edx;
@@ -371,7 +362,7 @@ void pack(const T* weight, int64_t outputs, int64_t inputs, bool gated, T* to) {
 extern "C" {
 
 // The fastest way that this machine has for the type. A bfloat16 weight may be multiplied in a slower one as well.
-int bm_linear_way(int is_bf16) { return !is_bf16 ? FLOATS : amx_runs() ? AMX : dot_runs() ? DOT : WIDEN; }
+int bm_linear_way(int is_bf16) { return !is_bf16 ? FLOATS : HAS_AMX ? AMX : dot_runs() ? DOT : WIDEN; }
 
 // Elements of the packed weight.
 int64_t bm_linear_size(int64_t outputs, int64_t inputs, int gated) {
