@@ -49,7 +49,7 @@ class LeanModel:
         the model never exist at once. Raises ConfigError for a missing or misshapen tensor."""
         self.config = config
         self.parameters = 0
-        self._ops = fused.ops(device, dtype)
+        self.ops: fused.FusedOps = fused.ops(device, dtype)
         take = _Taker(self, weights, device, dtype)
         hidden, q_size, kv_size = (
             config.hidden,
@@ -97,7 +97,7 @@ class LeanModel:
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """token_ids, positions [T] -> logits [R, vocab] of the rows ctx.sample_rows."""
-        ops, eps, heads = self._ops, self.config.rms_eps, self.config.heads
+        ops, eps, heads = self.ops, self.config.rms_eps, self.config.heads
         kv_heads, head_dim, scale = self.config.kv_heads, self.config.head_dim, self.config.scale
         tokens, last = token_ids.shape[0], len(self.layers) - 1
         residual = F.embedding(token_ids, self.embedding)
@@ -139,7 +139,7 @@ class LeanModel:
         return self.head(x)
 
     def row_probes(self) -> list[RowProbe]:
-        first, ops, eps = self.layers[0], self._ops, self.config.rms_eps
+        first, ops, eps = self.layers[0], self.ops, self.config.rms_eps
         products = (first.qkv, first.o, first.gate_up, first.down)
         return [
             RowProbe(self.config.hidden, lambda x: ops.rms_norm(x, first.input_norm, eps)),
