@@ -55,7 +55,7 @@ Our engines answer through their HTTP server, streamed over real sockets, to a c
 transformers (`generate`, left-padded batches of --streams; `generate_batch`, its continuous batching) and
 vLLM (its offline class) are called in a process each. All use the same number of threads, and one works at a
 time. Output tokens/s count what each request asked for. The limit is what no system exceeds by the machine's
-measured bandwidth and matrix rate (docs/measuring.md). Ends with one JSON line.
+measured bandwidth and matrix rate (docs/benches.md). Ends with one JSON line.
 """
 
 
