@@ -24,6 +24,7 @@ from engines.forced import ForcedPreemption
 from engines.gate import Change, Gate
 from engines.kv_pool import BlockPool, IntegrityError
 from engines.plan import Entry, Kind, Plan
+from engines.prepared import Prepared
 from engines.recorder import Recorder, new_record, to_ns
 from engines.request import Output, Request, make_output
 from engines.schedulers import build as build_scheduler
@@ -50,6 +51,7 @@ class _Live:
     longest: int  # prompt and answer: with so many tokens it ends
     ends: frozenset[int]  # tokens that end it
     answered: bool = False  # its last Output is out
+    pending: int = 0  # of its tokens the last ones, which are being computed and not known yet (overlap)
     found: int | None = None  # of its prompt, in the prefix cache
 
     @property
@@ -63,6 +65,8 @@ class _Live:
             return "queued"
         if self.seq.status is Status.RUNNING:
             return "decode" if self.seq.decoding else "prefill"
+        if self.pending and self.seq.status is Status.FINISHED:  # its last token is under way
+            return "decode"
         return "preempted" if self.seq.status is Status.PREEMPTED else "held"
 
 
@@ -108,6 +112,7 @@ class Engine:
         self._outbox: list[Output] = []
         self._ids = itertools.count() if ids is None else ids
         self._runs: deque[str] = deque(maxlen=16)  # that requests have named lately
+        self._drawn: set[int] = set()  # seq_ids of those that are not sampled greedily
         self._forced = ForcedPreemption(config.preempt_every, config.preempt_seed)
 
     # -- requests come and go --------------------------------------------------------------------------------
@@ -144,6 +149,8 @@ class Engine:
         ends = frozenset[int]() if ends_itself else self.eos_token_ids
         live = _Live(request, seq, prompt, seed, record, len(prompt) + limit, ends)
         self._live[seq_id] = live
+        if request.sampling.temperature:
+            self._drawn.add(seq_id)
         self._forget_other_runs(request.label.get("run"))
         self._name_blocks(live)
         self.scheduler.add(seq)
@@ -201,6 +208,25 @@ class Engine:
         return outputs
 
     def _iterate(self, plan: Plan, now: float) -> None:
+        """The plain order: one pass is over before the next one is planned. (engines/overlap.py is ahead.)"""
+        ready = self._prepare(plan, now)
+        pad_rows = 0
+        start = self.clock()
+        if ready.copies is not None:  # if it fails, KV of others is lost as well: nobody catches that
+            self.runner.copy(ready.copies)
+        try:
+            result = self.runner.run(ready.batch)
+        except Exception as error:  # out of memory, say: it costs the sequences of this pass, not the engine
+            end = self.clock()
+            self._fail(plan, error)
+        else:
+            end = self.clock()
+            pad_rows = result.backend_pad_rows
+            self._publish(plan, ready.sampled, result, end)
+        self._conclude(ready, start, end, pad_rows)
+
+    def _prepare(self, plan: Plan, now: float) -> Prepared:
+        """The arrays of the pass, and what is written down about it before it changes anything."""
         copies = self.scheduler.preemption.take_copies()
         tally = self.recorder.planned(plan, copies)
         occupancy = self._occupancy()
@@ -213,25 +239,17 @@ class Engine:
         sampling = self._sampling(sampled)
         if sampling is not None:
             batch = replace(batch, sampling=sampling)
-        pad_rows = 0
         why = blocked(self.scheduler, plan)
-        start = self.clock()
-        if copies is not None:  # if it fails, KV of others is lost as well: nobody catches that
-            self.runner.copy(copies)
-        try:
-            result = self.runner.run(batch)
-        except Exception as error:  # out of memory, say: it costs the sequences of this pass, not the engine
-            end = self.clock()
-            self._fail(plan, error)
-        else:
-            end = self.clock()
-            pad_rows = result.backend_pad_rows
-            self._publish(plan, sampled, result, end)
+        return Prepared(plan, now, batch, sampled, copies, tally, occupancy, entered, why)
+
+    def _conclude(self, ready: Prepared, start: float, end: float, pad_rows: int) -> None:
+        """The pass is over, and its tokens are published."""
+        plan, why = ready.plan, ready.blocked
         self.scheduler.published(plan, end - start)
-        self._force_preemption(sampled)
+        self._force_preemption(ready.sampled)
         self._dismiss(end)
-        self.gate.passed(entered, why is not None, now, end)
-        self.recorder.passed(plan, tally, occupancy, start, end, pad_rows, why)
+        self.gate.passed(ready.entered, why is not None, ready.planned_at, end)
+        self.recorder.passed(plan, ready.tally, ready.occupancy, start, end, pad_rows, why)
 
     def _publish(self, plan: Plan, sampled: list[Entry], result: StepResult, now: float) -> None:
         ended, cached, drain = Kind.ENDED, self.pool.prefix_cache, self.scheduler.drain
@@ -244,34 +262,34 @@ class Engine:
                 if computed > seq.max_computed:
                     seq.max_computed = computed
                 if cached:
-                    self._share(seq)
+                    self._share(seq, seq.block_table, computed)
         for (seq, _, kind, _), token in zip(sampled, result.token_ids.tolist(), strict=True):
             if kind is ended:
                 continue
             produced += 1
             live = lives[seq.seq_id]
             live.tokens.append(token)
-            seq.num_tokens += 1
-            if cached:
-                self._name_blocks(live)
             reason = found = None
-            if live.record.first_token_ns is None:
+            if seq.num_tokens == seq.prompt_len:
                 live.record.first_token_ns = to_ns(now)
                 if cached:
                     live.found = found = seq.num_cached
-            if seq.num_tokens >= live.longest or token in live.ends:
+            seq.num_tokens = length = seq.num_tokens + 1
+            if cached:
+                self._name_blocks(live)
+            if length >= live.longest or token in live.ends:
                 reason = self._end_reason(live, token)
                 self._end(live, reason)
+                live.answered = not drain
             if not drain:
                 outbox.append(make_output((seq.seq_id, (token,), reason, None, found)))
-                live.answered = reason is not None
         self.counters.output_tokens += produced
 
-    def _share(self, seq: Sequence) -> None:
+    def _share(self, seq: Sequence, table: array[int], computed: int) -> None:
         """The blocks that this pass has filled can be found from now on, and not before."""
-        full = seq.num_computed // self.pool.block_size
+        full = computed // self.pool.block_size
         if full > seq.num_published:
-            self.pool.publish(seq.block_table, seq.block_keys, seq.num_published, full)
+            self.pool.publish(table, seq.block_keys, seq.num_published, full)
             seq.num_published = full
 
     def _name_blocks(self, live: _Live) -> None:
@@ -279,7 +297,7 @@ class Engine:
         if not self.pool.prefix_cache:
             return
         size, keys, tokens = self.pool.block_size, live.seq.block_keys, live.tokens
-        for start in range(len(keys) * size, len(tokens) - size + 1, size):
+        for start in range(len(keys) * size, len(tokens) - live.pending - size + 1, size):
             key = tokens[start : start + size].tobytes()
             salted = start == 0 and self.config.prefix_cache_salt == "tenant"
             keys.append((live.seq.tenant, key) if salted else key)
@@ -299,8 +317,8 @@ class Engine:
         message = f"{type(error).__name__}: {error}"
         self.counters.out_of_memory += _is_out_of_memory(error)
         for entry in plan.entries:
-            if entry.kind is not Kind.ENDED:
-                live = self._live[entry.seq.seq_id]
+            live = self._live.get(entry.seq.seq_id)
+            if entry.kind is not Kind.ENDED and live is not None and not live.answered:
                 self._end(live, "error")
                 self._answer(live, Output(live.seq.seq_id, (), "error", message))
 
@@ -319,6 +337,8 @@ class Engine:
 
     def _force_preemption(self, sampled: list[Entry]) -> None:
         """Tests: engine.preempt_every and engine.preempt_seed."""
+        if self.config.preempt_every is None:
+            return
         victim = self._forced.victim(self.scheduler.running, {entry.seq.seq_id for entry in sampled})
         if victim is not None:
             self.scheduler.preempt(victim)
@@ -354,6 +374,7 @@ class Engine:
             if live.answered and record.finish_ns is not None:
                 self._ended.remove(live)
                 del self._live[live.seq.seq_id]
+                self._drawn.discard(live.seq.seq_id)
                 self.recorder.left(live.seq, record)
 
     def _idle(self) -> None:
@@ -401,7 +422,11 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every sequence is in one place and every block is accounted for."""
-        integrity.check(self.scheduler, [live.seq for live in self._live.values()])
+        integrity.check(self.scheduler, [live.seq for live in self._live.values()], self._leases())
+
+    def _leases(self) -> list[array[int]]:
+        """Blocks that no sequence holds any more and that are not free yet."""
+        return []
 
     def _occupancy(self) -> Occupancy:
         scheduler, pool = self.scheduler, self.pool
@@ -417,6 +442,8 @@ class Engine:
         return self._live[seq.seq_id].tokens
 
     def _sampling(self, sampled: list[Entry]) -> Sampling | None:
+        if not self._drawn:
+            return None
         lives = [self._live[entry.seq.seq_id] for entry in sampled]
         return sampling_arrays(
             [live.request.sampling for live in lives],

@@ -33,7 +33,7 @@ PATHS = (COMPLETIONS, CHAT)
 _AN_OBJECT = f"an object of {', '.join(KEYS)}"
 SHARED = (
     *("kind", "block_size", "max_model_len", "num_kv_blocks", "kv_memory_gb", "threads"),
-    *("api_key_env", "admin_token_env"),
+    *("api_key_env", "admin_token_env", "cuda_graphs", "cuda_graph_sizes", "compile"),
 )
 """One runner and one server: these are engine.* for every route."""
 
@@ -67,6 +67,8 @@ def routes_of(config: Mapping[str, Any]) -> list[Route]:
                 "own"
             )
         taken[route.name] = f"server.routes[{i}]"
+    if found and (config["engine"].get("overlap") or any(route.engine.overlap for route in found)):
+        raise ConfigError("engine.overlap=true: routes take turns, a pass each; use false with server.routes")
     rest = 1.0 - sum(route.kv_share for route in found)
     if rest <= 0:
         raise ConfigError(f"server.routes: the kv_share of all routes is {1 - rest:g}: needs less than 1")
