@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -12,6 +14,9 @@ from workloads.fit import TraceFit, index_of_dispersion
 from workloads.schedule import Schedule
 from workloads.trace import Trace
 
+if TYPE_CHECKING:
+    from workloads.check import Check
+
 QUANTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 
 
@@ -20,7 +25,7 @@ def print_schedule(schedule: Schedule, console: Console) -> None:
     times = np.array([r.arrival_s for r in schedule])
     gaps = np.diff(times)
     busy = len(gaps) > 1 and gaps.mean() > 0
-    shared = _shared_share(schedule)
+    shared = shared_share(schedule)
     about = Table(title=f"{schedule.name}, seed {schedule.seed}", show_header=False)
     rows = {
         "requests": f"{len(schedule)}",
@@ -96,6 +101,17 @@ def print_fit(trace: Trace, fit: TraceFit, console: Console) -> None:
         console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
 
 
+def print_checks(name: str, checks: Sequence[Check], console: Console) -> None:
+    """A row for each check, the failed ones marked."""
+    table = Table(title=name)
+    for column in ("", "found", "wanted", "limit", "ok"):
+        table.add_column(column, justify="right" if column in ("found", "wanted") else "left")
+    for one in checks:
+        verdict = "yes" if one.ok else "[bold red]NO[/]"
+        table.add_row(one.figure, f"{one.found:.3f}", f"{one.wanted:.3f}", one.limit, verdict)
+    console.print(table)
+
+
 def _sessions(schedule: Schedule) -> Table:
     turns = Counter(r.session for r in schedule if r.session is not None)
     table = Table(title=f"{len(turns)} sessions")
@@ -116,7 +132,7 @@ def _quantile_cells(values: np.ndarray, form: str = ".0f") -> list[str]:
     return [f"{len(values)}", f"{values.mean():.1f}", *(format(q, form) for q in quantiles)]
 
 
-def _shared_share(schedule: Schedule) -> float:
+def shared_share(schedule: Schedule) -> float:
     """Share of prompt tokens whose whole prefix an earlier request had, segment by segment, the last one in
     part: what a prefix cache without limits could reuse at most."""
     prompts = schedule.columns.segments
