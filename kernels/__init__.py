@@ -12,12 +12,15 @@ import torch  # noqa: E402
 
 from kernels.cpu.backend import CppBackend  # noqa: E402
 from kernels.cpu.library import DTYPES, available  # noqa: E402
+from kernels.cpu.memory import advise_huge_pages  # noqa: E402
 from kernels.interface import AttentionBackend  # noqa: E402
 from kernels.reference import TorchBackend  # noqa: E402
+from kernels.varlen import VarlenBackend  # noqa: E402
+from kernels.varlen import unusable as varlen_unusable  # noqa: E402
 
 __all__ = ["BACKENDS", "AttentionBackend", "allocate_kv", "get_backend"]
 
-BACKENDS = ("auto", "cpp", "torch")
+BACKENDS = ("auto", "cpp", "torch", "varlen")
 
 
 def get_backend(
@@ -35,6 +38,10 @@ def get_backend(
         if kind != "cpu" or dtype not in DTYPES:
             raise ValueError(f"attention=cpp: runs float32 and bfloat16 on cpu, not {dtype} on {kind}")
         return CppBackend()
+    if name == "varlen":
+        if reason := varlen_unusable(device, dtype):
+            raise ValueError(f"attention=varlen: {reason}")
+        return VarlenBackend()
     if name == "auto" and kind == "cpu" and dtype in DTYPES and available():
         return CppBackend()
     return TorchBackend()
@@ -51,6 +58,10 @@ def allocate_kv(
     """One layer's caches: keys [N, Hk, D, bs] and values [N, Hk, bs, D].
 
     Zero-filled, because pad rows read block 0, which nothing writes: their outputs must stay finite."""
-    k_cache = torch.zeros(num_blocks, num_kv_heads, head_dim, block_size, dtype=dtype, device=device)
-    v_cache = torch.zeros(num_blocks, num_kv_heads, block_size, head_dim, dtype=dtype, device=device)
+    k_cache = torch.empty(num_blocks, num_kv_heads, head_dim, block_size, dtype=dtype, device=device)
+    v_cache = torch.empty(num_blocks, num_kv_heads, block_size, head_dim, dtype=dtype, device=device)
+    for cache in (k_cache, v_cache):
+        if cache.is_cpu:
+            advise_huge_pages(cache)
+        cache.zero_()
     return k_cache, v_cache
