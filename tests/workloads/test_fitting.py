@@ -60,10 +60,8 @@ def test_a_slowly_swinging_rate_is_found_and_drawn_again():
 
 
 def test_bursts_and_silences_are_found_and_drawn_again():
-    windows = {
-        "on_s": {"dist": "lognormal", "mu": 1.8, "sigma": 0.8},
-        "off_s": {"dist": "lognormal", "mu": 2.5, "sigma": 1},
-    }
+    on, off = ({"dist": "lognormal", "mu": mu, "sigma": 0.8} for mu in (1.8, 2.5))
+    windows = {"on_s": on, "off_s": off}
     made = trace(arrivals(rate=2.0, on_off=windows, cluster={"size": 2, "within_s": 0.003}))
     fit = fit_trace(made)
     assert fit.arrivals.kind == "on_off"
@@ -111,9 +109,8 @@ def chained(n=N):
         prompts.append(len(ids) * 512 - int(rng.integers(0, 512)))
         start.append(start[-1] + len(ids))
     blocks = Blocks(np.array(start), np.array([i for row in rows for i in row]), 512)
-    return trace(
-        arrivals(n), n, input_tokens=np.array(prompts), output_tokens=rng.integers(1, 300, n), blocks=blocks
-    )
+    answers = rng.integers(1, 300, n)
+    return trace(arrivals(n), n, input_tokens=np.array(prompts), output_tokens=answers, blocks=blocks)
 
 
 def test_shared_prefixes_are_measured_and_drawn_again():

@@ -108,8 +108,8 @@ def _dispersions(trace: Trace, node: dict[str, Any], replicas: int) -> list[Figu
         figures.append(
             Figure(
                 f"dispersion in {window:g} s",
-                f"{recorded:.2f}",
-                f"{middle:.2f} [{low:.2f}, {high:.2f}]",
+                f"{recorded:.3f}",
+                f"{middle:.3f} [{low:.3f}, {high:.3f}]",
                 f"in the 90 % band of {replicas} draws",
                 bool(low <= recorded <= high),
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workloads.columns import Segments
 from workloads.fitting.lengths import OF_ANSWERS, RANGES, points
 from workloads.trace import Trace
 
@@ -20,7 +21,7 @@ class Reuse:
 
     tokens: np.ndarray  # int64: how much of its prompt was there
     lag: np.ndarray  # int64: how many requests ago, 0: nothing was
-    source: str  # blocks | recorded
+    source: str  # blocks | parts | recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ def measure_reuse(trace: Trace) -> Reuse | None:
     """None where the trace does not tell."""
     if trace.blocks is not None:
         return _from_blocks(trace)
+    if trace.parts is not None:
+        return _from_parts(trace.parts)
     if trace.reused_tokens is not None:
         reused = np.minimum(trace.reused_tokens, trace.input_tokens)
         return Reuse(reused, _lags_in_sessions(trace, reused), "recorded")
@@ -78,6 +81,30 @@ def _from_blocks(trace: Trace) -> Reuse:
         for block in mine:
             last[block] = i
     return Reuse(tokens, lag, "blocks")
+
+
+def _from_parts(prompts: Segments) -> Reuse:
+    """Part by part, as far as an earlier prompt had the same ones in the same order."""
+    last: dict[tuple[int, int, int], tuple[int, int]] = {}  # (node before, name, number): (node, row)
+    tokens = np.zeros(len(prompts), dtype=np.int64)
+    lag = np.zeros(len(prompts), dtype=np.int64)
+    start, code, number, counts = (
+        column.tolist() for column in (prompts.start, prompts.code, prompts.number, prompts.tokens)
+    )
+    for i in range(len(prompts)):
+        node, found, holder, alike = 0, 0, -1, True
+        for k in range(start[i], start[i + 1]):
+            step = (node, code[k], number[k])
+            known = last.get(step)
+            alike = alike and known is not None
+            if alike and known is not None:
+                found += counts[k]
+                holder = known[1]
+            node = known[0] if known is not None else len(last) + 1
+            last[step] = (node, i)
+        tokens[i] = found
+        lag[i] = i - holder if found else 0
+    return Reuse(tokens, lag, "parts")
 
 
 def _lags_in_sessions(trace: Trace, reused: np.ndarray) -> np.ndarray:

@@ -44,7 +44,7 @@ def fit_trace(trace: Trace) -> TraceFit:
         )
     times, tick = spread_ticks(trace.times_s())
     sessions = fit_sessions(trace)
-    starts = times if sessions is None else sessions.starts_s
+    starts = times if sessions is None or sessions.starts_s is None else sessions.starts_s
     if trace.time_ns is None:
         arrivals = ArrivalFit(
             "lengths_only", None, {}, notes=("the trace has no times: arrivals are a choice",)
@@ -60,7 +60,7 @@ def fit_trace(trace: Trace) -> TraceFit:
         reuse=reuse,
         prefixes=None if reuse is None else fit_prefixes(trace, reuse),
         sessions=sessions,
-        tenants=_tenants(trace.user),
+        tenants=_tenants(trace.user, sessions),
         notes=trace.notes if not tick else (*trace.notes, f"stamps on a grid of {tick:g} s, spread over it"),
     )
 
@@ -88,7 +88,7 @@ def preset(fit: TraceFit, name: str) -> dict[str, Any]:
     sessions = None
     if fit.sessions is not None:
         sessions = {
-            "turns": {**_table(fit.sessions.turns), "min": 1},
+            "turns": fit.sessions.turns,
             "think_s": _table(fit.sessions.think_s),
             "history": False,
         }
@@ -150,8 +150,9 @@ def _with_day(starts_s: np.ndarray) -> ArrivalFit:
     return replace(found, settings=settings, rate=(len(starts_s) - 1) / span)
 
 
-def _tenants(user: Texts | None) -> dict[str, int]:
-    if user is None:
+def _tenants(user: Texts | None, sessions: SessionFit | None) -> dict[str, int]:
+    """Requests of each user. Empty where nearly every session has one of its own: they are no tenants."""
+    if user is None or (sessions is not None and len(np.unique(user.codes)) > sessions.sessions / 2):
         return {}
     codes, counts = np.unique(user.codes[user.codes >= 0], return_counts=True)
     order = np.argsort(-counts, kind="stable")
