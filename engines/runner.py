@@ -23,12 +23,16 @@ def prepare_torch() -> None:
     """What its libraries read once, when torch is loaded: this runs before. A value that the user has set
     stays.
 
-    Idle OpenMP threads sleep instead of spin: on one host they would take the client's core. The two caches
-    of oneDNN's compiled products hold 1024 entries each by default, one for every weight shape and row count,
-    half a megabyte together: prompts of ever new lengths would fill gigabytes. These sizes hold the decode
-    batches of 25 row counts over five shapes of weights; a row count that is new costs the same."""
+    OpenMP threads that wait spin for a moment (50,000 pauses are 1 to 3 ms), then they sleep. A pass has
+    hundreds of parallel regions, and waking a thread for each of them costs up to a third of it; a thread
+    that spins for longer, between passes, takes the client's core. The two caches of oneDNN's compiled
+    products hold 1024 entries each by default, one for every weight shape and row count, half a megabyte
+    together: prompts of ever new lengths would fill gigabytes. These sizes hold the decode batches of 25 row
+    counts over five shapes of weights; a row count that is new costs the same."""
     for name, value in (
         ("OMP_WAIT_POLICY", "PASSIVE"),
+        ("GOMP_SPINCOUNT", "50000"),  # GNU's, in pauses
+        ("KMP_BLOCKTIME", "1"),  # Intel's and LLVM's, in ms
         ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256"),
         ("LRU_CACHE_CAPACITY", "128"),
     ):
@@ -157,6 +161,7 @@ class ModelRunner:
             "dtype": str(self._dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "attention": self._backend.name,
+            "attention_isa": getattr(self._backend, "isa", None),
             "determinism": self._determinism,
             "row_multiple": self._rows.multiple,
             "parameters": self.loaded.parameters,

@@ -108,11 +108,8 @@ class EngineProcess:
 
 
 def _openmp(threads: int | None) -> dict[str, str]:
-    """OpenMP reads these once, when torch is imported. Waiting threads sleep: on a small host, spinning ones
-    take the cores of the client and of the server. Raises ConfigError."""
-    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-    quiet = {name: os.environ.get(name, value) for name, value in quiet.items()}
-    return quiet | {"OMP_NUM_THREADS": str(thread_count(threads))}
+    """How many threads OpenMP starts; how they wait is engines.runner's. Raises ConfigError."""
+    return {"OMP_NUM_THREADS": str(thread_count(threads))}
 
 
 def _next(channel: Channel) -> Message | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.library import DTYPES, library
+from kernels.cpu.library import DTYPES, best, load
 
 ERRORS = {
     1: "cu_q must rise from 0 to the number of tokens",
@@ -25,9 +25,11 @@ class CppBackend:
 
     name = "cpp"
 
-    def __init__(self) -> None:
-        compiled = library()
-        self._write, self._attend = compiled.bm_write_kv, compiled.bm_paged_attention
+    def __init__(self, isa: str | None = None) -> None:
+        compiled = best() if isa is None else load(isa)
+        self.isa = compiled.isa  # one of kernels.cpu.isa.ISAS
+        self._write = compiled.functions.bm_write_kv
+        self._attend = compiled.functions.bm_paged_attention
 
     def write_kv(
         self,

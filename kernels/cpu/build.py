@@ -1,4 +1,4 @@
-"""Compile the C++ kernels on first use, once per (source, flags, compiler, CPU), into the user's cache.
+"""Compile the C++ kernels on first use, once per (source, instruction set, compiler), into the user's cache.
 
 The library goes to $BATCHMARK_CACHE/kernels/<digest>/ (default ~/.cache/batchmark). Two processes may
 compile at once: each writes a file of its own and renames it into place. $CXX names the compiler; else
@@ -15,15 +15,16 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from kernels.cpu.isa import ISAS, NATIVE, machine
+
 SOURCE = Path(__file__).parent
-SOURCES = ("attention.cpp", "fused.cpp")
+SOURCES = ("attention.cpp", "fused.cpp", "read.cpp")
 HEADERS = ("simd.h",)
 # -mtune=generic: compilers that do not know the newest CPU tune 512-bit code for its predecessors (8 % here).
 # -ffp-contract stays at the compiler's default: a product that is added at once becomes one fused operation.
 FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
     "-mtune=generic",
     "-fopenmp",
     "-shared",
@@ -55,10 +56,11 @@ def find_compiler() -> str:
     raise BuildError(f"CXX={named}: no such compiler" if named else "no C++ compiler in PATH")
 
 
-def build() -> Path:
-    """The compiled library: from the cache, or compiled now (a few seconds). Raises BuildError."""
+def build(isa: str) -> Path:
+    """The library compiled for one of kernels.cpu.isa.ISAS: from the cache, or compiled now (some
+    seconds). Raises BuildError."""
     compiler = find_compiler()
-    directory = cache_dir() / _digest(compiler)
+    directory = cache_dir() / _digest(compiler, isa)
     library = directory / LIBRARY
     if library.exists():
         return library
@@ -69,7 +71,7 @@ def build() -> Path:
     except OSError as error:
         raise BuildError(f"cannot write {directory}: {error.strerror}; set BATCHMARK_CACHE") from error
     try:
-        _run([compiler, *FLAGS, *(str(SOURCE / name) for name in SOURCES), "-o", scratch])
+        _run([compiler, *FLAGS, *ISAS[isa].flags, *(str(SOURCE / name) for name in SOURCES), "-o", scratch])
         os.chmod(scratch, 0o755)
         os.replace(scratch, library)
     finally:
@@ -77,21 +79,16 @@ def build() -> Path:
     return library
 
 
-def _digest(compiler: str) -> str:
-    parts = [_run([compiler, "--version"]), compiler, " ".join(FLAGS), _cpu()]
+def _digest(compiler: str, isa: str) -> str:
+    flags = " ".join((*FLAGS, *ISAS[isa].flags))
+    parts = [
+        _run([compiler, "--version"]),
+        compiler,
+        flags,
+        machine() if isa == NATIVE else platform.machine(),
+    ]
     parts += [(SOURCE / name).read_text() for name in (*SOURCES, *HEADERS)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _cpu() -> str:
-    """What -march=native depends on: a cache on a shared home must not serve another machine's
-    instructions."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
-    except OSError:
-        return platform.machine() + platform.processor()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return platform.machine() + "".join(line for line in lines if line.startswith(wanted))
 
 
 def _run(command: list[str]) -> str:

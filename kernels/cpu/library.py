@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import warnings
+from dataclasses import dataclass
 
 import torch
 
 from kernels.cpu.build import BuildError, build
+from kernels.cpu.isa import candidates
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -17,6 +19,7 @@ _SIGNATURES = {
     "bm_paged_attention": [_int, _ptr, _i64, _ptr, _ptr, _ptr, _ptr, _ptr, _i32, _ptr, _i64]
     + [_i32] * 7
     + [_f32, _i32, _i32],
+    "bm_read": [_ptr, _i64, _ptr, _i32],
     "bm_write_kv": [_int, _ptr, _i64, _ptr, _i64, _ptr, _ptr, _ptr, _i64, _i32, _i32, _i32, _i64],
     "bm_rms_norm": [_int, _ptr, _i64, _i64, _ptr, _i64, _ptr, _ptr, _i64, _i64, _i64, _i32, _i32, _f32, _i32],
     "bm_rope_write_kv": [_int]
@@ -28,13 +31,22 @@ _SIGNATURES = {
 }
 
 
+@dataclass(frozen=True)
+class Library:
+    """The functions of one compiled library, typed, and the instruction set that it was compiled for."""
+
+    isa: str
+    functions: ctypes.CDLL
+
+
 @functools.cache
-def library() -> ctypes.CDLL:
-    """The loaded library; compiled when it is not in the cache yet. Raises BuildError.
+def load(isa: str) -> Library:
+    """The library for one of kernels.cpu.isa.ISAS; compiled when it is not in the cache yet. Raises
+    BuildError.
 
     torch is imported first, so its OpenMP runtime serves our parallel regions as well: one pool of
     threads."""
-    path = build()
+    path = build(isa)
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
@@ -43,14 +55,32 @@ def library() -> ctypes.CDLL:
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
-    return loaded
+    return Library(isa, loaded)
+
+
+@functools.cache
+def best() -> Library:
+    """The library that serves this process: the first of kernels.cpu.isa.candidates that compiles. Raises
+    BuildError, and ValueError for a setting that cannot hold."""
+    errors = []
+    for isa in candidates():
+        try:
+            return load(isa)
+        except BuildError as error:
+            errors.append(error)
+    raise errors[-1]
+
+
+def library() -> ctypes.CDLL:
+    """The functions of `best()`."""
+    return best().functions
 
 
 @functools.cache
 def available() -> bool:
     """Whether the C++ kernels run here. Where they do not, warns once and says why."""
     try:
-        library()
+        best()
     except BuildError as error:
         message = f"C++ kernels unavailable, using the slower torch ones: {error}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)

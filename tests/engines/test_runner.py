@@ -194,21 +194,22 @@ def test_a_pool_larger_than_the_memory_is_refused_before_it_is_allocated() -> No
         build_runner(TINY, many, "cpu")
 
 
-def test_the_caches_of_compiled_products_are_bounded_before_torch_is_loaded() -> None:
+def test_caches_and_the_spinning_of_threads_are_bounded_before_torch_is_loaded() -> None:
     code = (
         "import importlib.abc, os, sys\n"
         "class Watch(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'torch':\n"
-        "            print(os.environ['ONEDNN_PRIMITIVE_CACHE_CAPACITY'], os.environ['LRU_CACHE_CAPACITY'])\n"
+        "            print(*(os.environ[name] for name in sys.argv[1:]))\n"
         "            os._exit(0)\n"
         "sys.meta_path.insert(0, Watch())\n"
         "import engines.runner\n"
     )
-    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY", "GOMP_SPINCOUNT")
     bare = {name: value for name, value in os.environ.items() if name not in names}
-    done = subprocess.run([sys.executable, "-uc", code], capture_output=True, text=True, timeout=60, env=bare)
-    assert done.stdout.split() == ["256", "128"], done.stderr
+    command = [sys.executable, "-uc", code, *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=bare)
+    assert done.stdout.split() == ["256", "128", "50000"], done.stderr
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

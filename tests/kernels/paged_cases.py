@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import torch
 
 import kernels
+from kernels.cpu.backend import CppBackend
+from kernels.cpu.isa import NATIVE, runnable
 from kernels.interface import AttentionBackend
+
+CPP = [CppBackend(isa) for isa in runnable() if isa != NATIVE] or [
+    CppBackend()
+]  # all that this CPU can execute
 
 
 @dataclass(frozen=True)

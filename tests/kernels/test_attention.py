@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 import kernels
 from kernels.cpu.backend import CppBackend
 from kernels.reference import TorchBackend
-from tests.kernels.paged_cases import Cache, Sequence, Shape, attend, exact
+from tests.kernels.paged_cases import CPP, Cache, Sequence, Shape, attend, exact
 
-BACKENDS = [TorchBackend(), CppBackend()]
+BACKENDS = [TorchBackend(), *CPP]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2}
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda b: b.name)
+@pytest.fixture(params=BACKENDS, ids=lambda b: getattr(b, "isa", b.name))
 def backend(request):
     return request.param
 

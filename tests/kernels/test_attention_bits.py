@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu.backend import CppBackend
-from tests.kernels.paged_cases import Cache, Shape, attend
+from tests.kernels.paged_cases import CPP, Cache, Shape, attend
 
-BACKEND = CppBackend()
+
+@pytest.fixture(params=CPP, ids=lambda b: b.isa, scope="module")
+def backend(request) -> CppBackend:
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +25,10 @@ def _threads():
     torch.set_num_threads(before)
 
 
-def filled(shape: Shape, lengths: list[int], seed: int) -> Cache:
+def filled(backend: CppBackend, shape: Shape, lengths: list[int], seed: int) -> Cache:
     cache = Cache(shape, lengths, seed)
     for sequence, length in zip(cache.sequences, lengths, strict=True):
-        cache.write(BACKEND, sequence, 0, length)
+        cache.write(backend, sequence, 0, length)
     return cache
 
 
@@ -41,51 +44,51 @@ shapes = st.builds(
 
 @settings(max_examples=30, deadline=None)
 @given(shapes, st.integers(2, 260), st.sampled_from([0, 1, 30, 64, 100]), st.data())
-def test_chunks_and_decodes_equal_the_whole_prompt(shape, length, window, data):
-    cache = filled(shape, [length], seed=length)
+def test_chunks_and_decodes_equal_the_whole_prompt(backend, shape, length, window, data):
+    cache = filled(backend, shape, [length], seed=length)
     (sequence,) = cache.sequences
     torch.set_num_threads(1)
-    (whole,) = attend(BACKEND, cache, [(sequence, 0, length)], window=window)
+    (whole,) = attend(backend, cache, [(sequence, 0, length)], window=window)
     cuts = sorted({0, length, *data.draw(st.lists(st.integers(0, length), max_size=6))})
-    pieces = [attend(BACKEND, cache, [(sequence, a, b)], window=window)[0] for a, b in pairwise(cuts)]
+    pieces = [attend(backend, cache, [(sequence, a, b)], window=window)[0] for a, b in pairwise(cuts)]
     assert torch.equal(torch.cat(pieces), whole)
-    (last,) = attend(BACKEND, cache, [(sequence, length - 1, length)], window=window)
+    (last,) = attend(backend, cache, [(sequence, length - 1, length)], window=window)
     assert torch.equal(last, whole[-1:])
 
 
 @settings(max_examples=30, deadline=None)
 @given(shapes, st.lists(st.integers(1, 200), min_size=2, max_size=6), st.data())
-def test_alone_equals_in_a_batch_on_any_number_of_threads(shape, lengths, data):
-    cache = filled(shape, lengths, seed=sum(lengths))
+def test_alone_equals_in_a_batch_on_any_number_of_threads(backend, shape, lengths, data):
+    cache = filled(backend, shape, lengths, seed=sum(lengths))
     rows = [(s, data.draw(st.integers(0, n - 1)), n) for s, n in zip(cache.sequences, lengths, strict=True)]
     torch.set_num_threads(1)
-    alone = [attend(BACKEND, cache, [row])[0] for row in rows]
+    alone = [attend(backend, cache, [row])[0] for row in rows]
     order = data.draw(st.permutations(range(len(rows))))
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        together = attend(BACKEND, cache, [rows[i] for i in order])
+        together = attend(backend, cache, [rows[i] for i in order])
         for i, got in zip(order, together, strict=True):
             assert torch.equal(got, alone[i])
 
 
-def test_threads_share_a_large_batch_bit_for_bit():
+def test_threads_share_a_large_batch_bit_for_bit(backend):
     """Large enough for the threads to be woken: 600 + 300 prompt tokens and a decode, three times over."""
     shape = Shape(heads=6, kv_heads=2, dim=64)
-    cache = filled(shape, [600, 300, 500], seed=0)
+    cache = filled(backend, shape, [600, 300, 500], seed=0)
     a, b, c = cache.sequences
     rows = [(a, 0, 600), (b, 0, 300), (c, 499, 500)]
     torch.set_num_threads(1)
-    want = torch.cat(attend(BACKEND, cache, rows))
+    want = torch.cat(attend(backend, cache, rows))
     for threads in (2, 3, 2):
         torch.set_num_threads(threads)
-        assert torch.equal(torch.cat(attend(BACKEND, cache, rows)), want)
+        assert torch.equal(torch.cat(attend(backend, cache, rows)), want)
 
 
-def test_what_lies_in_foreign_and_unwritten_slots_is_irrelevant():
+def test_what_lies_in_foreign_and_unwritten_slots_is_irrelevant(backend):
     shape = Shape(heads=3, kv_heads=1, dim=64)
-    cache = filled(shape, [70], seed=1)
+    cache = filled(backend, shape, [70], seed=1)
     (sequence,) = cache.sequences
-    (first,) = attend(BACKEND, cache, [(sequence, 0, 70)])
+    (first,) = attend(backend, cache, [(sequence, 0, 70)])
     assert torch.isfinite(first).all()
     owned = torch.zeros(len(cache.k) * 16, dtype=torch.bool)
     owned[cache.slots(sequence, 0, 70)] = True
@@ -93,5 +96,5 @@ def test_what_lies_in_foreign_and_unwritten_slots_is_irrelevant():
     for garbage in (0.0, 1e30, float("inf")):
         cache.k.masked_fill_(~owned, garbage)
         cache.v.masked_fill_(~owned.transpose(2, 3), garbage)
-        (again,) = attend(BACKEND, cache, [(sequence, 0, 70)])
+        (again,) = attend(backend, cache, [(sequence, 0, 70)])
         assert torch.equal(again, first)

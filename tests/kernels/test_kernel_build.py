@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels.cpu import build
+from kernels.cpu.isa import ISAS, NATIVE, candidates, runnable
 
 ROOT = Path(__file__).parents[2]
 PROBE = """
@@ -36,7 +37,8 @@ with warnings.catch_warnings(record=True) as caught:
         named = "built"
     except RuntimeError as error:
         named = str(error)
-print(json.dumps({"backend": backend.name, "ops": fused.name, "means": out[:, 0, 0].tolist(), "named": named,
+print(json.dumps({"backend": backend.name, "ops": fused.name, "isa": getattr(backend, "isa", None),
+                  "means": out[:, 0, 0].tolist(), "named": named,
                   "warnings": [str(w.message) for w in caught if "kernels" in str(w.message)]}))
 """
 
@@ -107,31 +109,75 @@ def test_a_library_that_does_not_load_is_reported(tmp_path):
 
 def test_builders_at_once_leave_one_whole_library(tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHMARK_CACHE", str(tmp_path))
+    isa = runnable()[0]
     with ThreadPoolExecutor(2) as pool:
-        paths = set(pool.map(lambda _: build.build(), range(2)))
+        paths = set(pool.map(lambda _: build.build(isa), range(2)))
     (library,) = paths
     assert list(library.parent.iterdir()) == [library]
     written = library.stat().st_mtime_ns
-    assert build.build() == library
+    assert build.build(isa) == library
     assert library.stat().st_mtime_ns == written
     got = probe(tmp_path, PATH=os.environ["PATH"])
     assert (got["backend"], got["ops"], got["named"], got["warnings"]) == ("cpp", "cpp", "built", [])
+    assert got["isa"] == isa
     assert got["means"] == pytest.approx([0, 0.5, 1, 1.5, 2])
     assert library.stat().st_mtime_ns == written
 
 
 def test_other_flags_or_compilers_get_a_library_of_their_own(tmp_path, monkeypatch):
     compiler = build.find_compiler()
-    digest = build._digest(compiler)
-    assert digest == build._digest(compiler)
+    digest = build._digest(compiler, "native")
+    assert digest == build._digest(compiler, "native")
     other = fake_compiler(tmp_path, "echo 99")
-    assert build._digest(other) != digest
+    assert build._digest(other, "native") != digest
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DX"))
-    assert build._digest(compiler) != digest
+    assert build._digest(compiler, "native") != digest
 
 
 def test_a_folder_that_cannot_be_written_names_the_setting(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BATCHMARK_CACHE", str(tmp_path / "file"))
     with pytest.raises(build.BuildError, match="BATCHMARK_CACHE"):
-        build.build()
+        build.build("native")
+
+
+def test_instruction_sets_follow_the_cpu():
+    """The flags of a laptop, of a server, of one with matrix tiles; an ARM machine has none."""
+    avx2 = {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe", "sse2"}
+    avx512 = avx2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+    amx = avx512 | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
+    assert runnable(frozenset()) == [NATIVE]
+    assert runnable(frozenset(avx2)) == ["avx2", NATIVE]
+    assert runnable(frozenset(avx512 - {"avx512bw"})) == ["avx2", NATIVE]
+    assert runnable(frozenset(avx512)) == ["avx512", "avx2", NATIVE]
+    assert runnable(frozenset(amx)) == ["amx", "avx512", "avx2", NATIVE]
+    assert list(ISAS) == runnable(frozenset(amx))
+
+
+def test_the_setting_names_one_instruction_set_and_the_records_say_it(tmp_path):
+    slowest = [isa for isa in runnable() if isa != NATIVE][-1:] or [NATIVE]
+    got = probe(tmp_path, PATH=os.environ["PATH"], BATCHMARK_CPU_ISA=slowest[0])
+    assert (got["backend"], got["isa"], got["warnings"]) == ("cpp", slowest[0], [])
+    assert got["means"] == pytest.approx([0, 0.5, 1, 1.5, 2])
+
+
+def test_a_setting_that_cannot_hold_is_an_error_not_a_fallback(monkeypatch):
+    monkeypatch.setenv("BATCHMARK_CPU_ISA", "sse9")
+    with pytest.raises(ValueError, match="BATCHMARK_CPU_ISA=sse9: choose from amx, avx512, avx2, native"):
+        candidates()
+    monkeypatch.setattr("kernels.cpu.isa.cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setenv("BATCHMARK_CPU_ISA", "avx2")
+    with pytest.raises(
+        ValueError, match=r"BATCHMARK_CPU_ISA=avx2: this CPU lacks abm, .*; native would work"
+    ):
+        candidates()
+
+
+def test_a_compiler_too_old_for_the_best_gets_the_next(tmp_path):
+    refuses = (
+        'for o; do case "$o" in -mamx*|-mavx512*) echo "error: unrecognized $o" >&2; exit 1;; esac; done; '
+    )
+    compiler = fake_compiler(tmp_path, refuses + f'exec "{build.find_compiler()}" "$@"')
+    got = probe(tmp_path, PATH=os.environ["PATH"], CXX=compiler)
+    assert (got["backend"], got["warnings"]) == ("cpp", [])
+    assert got["isa"] == next(isa for isa in runnable() if isa in ("avx2", NATIVE))
