@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels import triton
 from kernels.cpu.backend import CppBackend
 from kernels.cpu.library import DTYPES, available
 from kernels.interface import AttentionBackend
@@ -11,7 +12,7 @@ from kernels.reference import TorchBackend
 
 __all__ = ["BACKENDS", "AttentionBackend", "allocate_kv", "get_backend"]
 
-BACKENDS = ("auto", "cpp", "torch")
+BACKENDS = ("auto", "cpp", "triton", "torch")
 
 
 def get_backend(
@@ -19,9 +20,9 @@ def get_backend(
 ) -> AttentionBackend:
     """The attention backend called `name` for tensors of `dtype` on `device`.
 
-    `auto` is the C++ kernel on the CPU when it builds, else torch with one warning that says why. Raises
-    ValueError for a name that does not exist or cannot run there, and BuildError when `cpp` is named and
-    does not build."""
+    `auto` is the C++ kernel on the CPU when it builds and the Triton one on CUDA when it runs there, else
+    torch with one warning that says why. Raises ValueError for a name that does not exist or cannot run
+    there, and BuildError when `cpp` is named and does not build."""
     if name not in BACKENDS:
         raise ValueError(f"attention={name}: choose from {', '.join(BACKENDS)}")
     kind = torch.device(device).type
@@ -29,6 +30,13 @@ def get_backend(
         if kind != "cpu" or dtype not in DTYPES:
             raise ValueError(f"attention=cpp: runs float32 and bfloat16 on cpu, not {dtype} on {kind}")
         return CppBackend()
+    if name == "triton" and (reason := triton.unusable(device, dtype)):
+        raise ValueError(f"attention=triton: {reason}")
+    on_cuda = name == "auto" and kind == "cuda" and triton.available(torch.device(device), dtype)
+    if name == "triton" or on_cuda:
+        from kernels.triton.backend import TritonBackend  # only here: it imports triton
+
+        return TritonBackend(device)
     if name == "auto" and kind == "cpu" and dtype in DTYPES and available():
         return CppBackend()
     return TorchBackend()

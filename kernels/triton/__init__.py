@@ -13,6 +13,7 @@ import warnings
 import torch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+OLDEST = (8, 0)  # compute capability: what the kernels are compiled for in the tests, and newer
 
 
 def interpreting() -> bool:
@@ -20,11 +21,29 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@functools.cache
-def available() -> bool:
-    """Whether Triton is installed. Where it is not, warns once: on a GPU that is a mistake of the install."""
+def unusable(device: torch.device | str, dtype: torch.dtype) -> str | None:
+    """Why the Triton kernels cannot run there in one line, or None. Does not import Triton."""
+    device = torch.device(device)
+    if dtype not in DTYPES:
+        return f"runs float32, bfloat16 and float16, not {dtype}"
     if importlib.util.find_spec("triton") is None:
-        message = "Triton is not installed, using the slower torch kernels: pip install -e '.[gpu]'"
+        return "Triton is not installed; pip install -e '.[gpu]' -c constraints.txt"
+    if interpreting():
+        return None if device.type == "cpu" else f"with TRITON_INTERPRET=1 it runs on cpu, not {device}"
+    if device.type != "cuda":
+        return f"runs on cuda, not {device}"
+    if not torch.cuda.is_available():
+        return "no CUDA device was found"
+    if (found := torch.cuda.get_device_capability(device)) < OLDEST:
+        return f"needs compute capability 8.0 (A100) or newer, this GPU has {found[0]}.{found[1]}"
+    return None
+
+
+@functools.cache
+def available(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether they run there. Where a CUDA device is left to torch, warns once and says why."""
+    reason = unusable(device, dtype)
+    if reason and torch.cuda.is_available():
+        message = f"Triton kernels unavailable, using the slower torch ones: {reason}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return False
-    return True
+    return reason is None

@@ -3,14 +3,14 @@
 A program owns a tile of BLOCK_M rows for one key/value head. Its rows are (query, head of the group) pairs,
 so the keys are read once for the whole group. BLOCK_Q = BLOCK_M // GROUP queries fit; the BLOCK_M - BLOCK_Q *
 GROUP rows that are left over belong to nobody and are never stored: the next tile has those queries. Keys are
-taken TILE at a time, whatever the block size, with an online softmax in float32 (Milakov and Gimelshein 2018).
+taken TILE at a time, whatever the block size, with an online softmax in float32 (Milakov, Gimelshein 2018).
 
 The grid is an upper bound made of array sizes alone, so the host reads nothing from the device and a CUDA
 graph can hold the launch: each tile finds its row by a binary search in cu_q, and surplus programs return.
 
 Long decodes are split over the keys (flash decoding, Dao et al. 2023): the positions are cut into segments
-of SEGMENT keys, lane i takes the segments i, i + LANES, ..., and a second kernel puts the lanes together. What
-a lane adds up depends on positions alone, never on the other rows of the batch.
+of SEGMENT keys, lane i takes the segments i, i + lanes, ..., and a second kernel puts the lanes together.
+The result depends on positions alone, neither on the other rows nor on how long the longest of them is.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _REDUCED = tl.constexpr(16)  # lanes that the second kernel adds at a time
 
 @triton.jit
 def _row_of_tile(cu_q_ptr, tile, rows, BLOCK_Q: tl.constexpr):
-    """The last row whose tiles begin at or before `tile`. Row i begins at cu_q[i] // BLOCK_Q + i, which leaves
-    every row at least the tiles that it needs."""
+    """The last row whose tiles begin at or before `tile`. Row i begins at cu_q[i] // BLOCK_Q + i, which
+    leaves every row at least the tiles that it needs."""
     low = 0
     high = rows
     while high - low > 1:
@@ -73,6 +73,8 @@ def _fold_tiles(
     # Neighbours in a block lie side by side, from a multiple of RUN on. The compiler cannot see that through
     # the block table, and without it would load key by key.
     RUN: tl.constexpr = min(BLOCK_SIZE & -BLOCK_SIZE, TILE)
+    first_slot = begin // BLOCK_SIZE * BLOCK_SIZE
+    last_slot = (end + BLOCK_SIZE - 1) // BLOCK_SIZE * BLOCK_SIZE
     d = tl.arange(0, DIM_PAD)
     for i in range(first, last):
         tile = i
@@ -83,9 +85,9 @@ def _fold_tiles(
         if RUN > 1:
             offset = tl.max_contiguous(tl.multiple_of(offset, RUN), RUN)
         if MASKED:
-            # Keys by whole blocks, which keeps the loads wide; what they bring from slots that nobody wrote is
-            # hidden below. Values by the slot: 0 times NaN would be NaN.
-            in_blocks = (j >= begin // BLOCK_SIZE * BLOCK_SIZE) & (j < tl.cdiv(end, BLOCK_SIZE) * BLOCK_SIZE)
+            # Keys by whole blocks, which keeps the loads wide; what they bring from slots that nobody wrote
+            # is hidden below. Values by the slot: 0 times NaN would be NaN.
+            in_blocks = (j >= first_slot) & (j < last_slot)
             written = (j >= begin) & (j < end)
             block = tl.load(table_ptr + j // BLOCK_SIZE, mask=in_blocks, other=0)
         else:
@@ -119,8 +121,8 @@ def _fold_tiles(
     return acc, peak, total
 
 
-# Sizes that change from step to step must not make a new variant (compiled in the middle of serving) where they
-# are 1 or a multiple of 16; neither must index arrays that are slices of one staging buffer.
+# Sizes that change from step to step must not make a new variant, compiled in the middle of serving, where
+# they are 1 or a multiple of 16; neither must index arrays that are slices of one staging buffer.
 @triton.jit(
     do_not_specialize=["table_stride", "rows", "tiles", "lanes", "window"],
     do_not_specialize_on_alignment=["cu_q_ptr", "kv_len_ptr", "table_ptr"],

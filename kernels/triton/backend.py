@@ -8,7 +8,6 @@ from kernels.triton import attention, cache
 from kernels.triton.checks import check_caches, check_heads, check_index
 
 LARGEST_HEAD = 256
-OLDEST = (8, 0)  # compute capability; the kernels are compiled for 8.0 and 9.0 in the tests
 WAVES = 2  # splitting pays while rows times heads do not fill the multiprocessors this many times
 
 
@@ -19,10 +18,14 @@ class TritonBackend:
     name = "triton"
 
     def __init__(self, device: torch.device | str = "cuda", *, split_programs: int | None = None) -> None:
-        """split_programs: decodes are split over their keys where rows times key/value heads are no more than
-        this; 0 never splits, so that a row's bits cannot depend on how many rows are beside it. Default: twice
-        the device's multiprocessors."""
+        """split_programs: decodes are split over their keys where rows times key/value heads are no more
+        than this; 0 never splits, so that a row's bits cannot depend on how many rows are beside it. Default:
+        twice the device's multiprocessors. Raises ValueError for a CUDA device that is not the current one,
+        on which Triton would launch."""
         device = torch.device(device)
+        if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+            current = torch.cuda.current_device()
+            raise ValueError(f"device={device}: attention=triton runs on the current device, cuda:{current}")
         if split_programs is None:
             split_programs = 2
             if device.type == "cuda":

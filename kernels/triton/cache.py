@@ -14,7 +14,7 @@ def _store_kv(
     k_cache_ptr, v_cache_ptr, slot, head, d, k, v, kept, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """k and v [tokens, components d] of one head into the slots [tokens]: keys column-major inside a block."""
+    """k and v [tokens, components d] of one head into slots [tokens]; keys column-major inside a block."""
     page = (slot // BLOCK_SIZE * KV_HEADS + head)[:, None] * (DIM * BLOCK_SIZE)
     offset = (slot % BLOCK_SIZE)[:, None]
     tl.store(k_cache_ptr + page + d[None, :] * BLOCK_SIZE + offset, k, mask=kept)

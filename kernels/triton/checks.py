@@ -1,6 +1,6 @@
-"""What the Triton kernels ask of tensors. Shapes, dtypes and strides only: to look into a tensor would make the
-host wait for the device. So what they hold (block table, slots, positions, cu_q) is the caller's promise; the
-C++ backend checks the same batches to the last index."""
+"""What the Triton kernels ask of tensors. Shapes, dtypes and strides only: to look into a tensor would make
+the host wait for the device. What they hold (block table, slots, positions, cu_q) is the caller's promise;
+the C++ backend checks the same batches to the last index."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def check_caches(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int, int
         and v_cache.device == k_cache.device
     ):
         raise ValueError(
-            "caches: need contiguous float32, bfloat16 or float16 [N, Hk, D, bs] and [N, Hk, bs, D] on one device; "
-            f"got {dtype} {tuple(k_cache.shape)} on {k_cache.device} and {v_cache.dtype} "
+            "caches: need contiguous float32, bfloat16 or float16 [N, Hk, D, bs] and [N, Hk, bs, D] on one "
+            f"device; got {dtype} {tuple(k_cache.shape)} on {k_cache.device} and {v_cache.dtype} "
             f"{tuple(v_cache.shape)} on {v_cache.device}"
         )
     return heads, dim, block_size

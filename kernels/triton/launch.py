@@ -1,7 +1,8 @@
 """Launch parameters, chosen by reasoning and by what the compiler reports, never by timing at serving time.
 
-What decides: a variant must not spill registers, fits the shared memory of its GPU with keys and values
-buffered twice (the copy of the next tile runs under the arithmetic of this one), and reads 16 bytes at a time.
+What decides: a variant must not spill registers, must fit the shared memory of its GPU with keys and values
+buffered twice (the copy of the next tile runs under the arithmetic of this one), and must read 16 bytes at
+a time.
 `python -m kernels.triton.aot --all` prints registers, spills and shared memory of every variant.
 """
 
@@ -11,9 +12,6 @@ import functools
 from dataclasses import dataclass
 
 import torch
-
-SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}
-"""Bytes that one block may have, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +31,9 @@ _PROMPTS_16_BIT = {
     128: Launch(128, 64, 8, 5),
     256: Launch(64, 32, 8, 5),
 }
-# Decodes are bound by memory: the least rows that a matrix instruction takes, and 32 KiB of keys and values under
-# way a block, which is what a multiprocessor needs to stream at full rate when the batch gives it only one.
+# Decodes are bound by memory: the least rows that a matrix instruction takes, and 32 KiB of keys and values
+# under way in each program. An H100 needs about 20 KiB under way on each multiprocessor (25 bytes/ns of its
+# share, some 800 ns of latency), and a small batch gives it only one program.
 _DECODES_16_BIT = {64: Launch(16, 64, 4, 5), 128: Launch(16, 64, 4, 5), 256: Launch(16, 32, 4, 5)}
 # float32 is there to check the others against: three TF32 products for one need three times the registers.
 _PROMPTS_32_BIT = {64: Launch(32, 32, 8, 3), 128: Launch(32, 32, 4, 3), 256: Launch(16, 32, 8, 3)}
@@ -43,8 +42,8 @@ _DECODES_32_BIT = {64: Launch(16, 32, 4, 5), 128: Launch(16, 32, 4, 5), 256: Lau
 
 @functools.cache
 def attention_launch(dim: int, dtype: torch.dtype, *, one_query: bool) -> Launch:
-    """The same for every capability so far: what fits sm_80 without spills fits sm_90. Raises ValueError for a
-    head size above 256."""
+    """The same for every capability so far: what fits sm_80 without spills fits sm_90. Raises ValueError for
+    a head size above 256."""
     if dtype.itemsize == 2:
         table = _DECODES_16_BIT if one_query else _PROMPTS_16_BIT
     else:
