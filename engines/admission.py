@@ -4,7 +4,8 @@ reason and when to try again.
     1. what could never run is refused for good (400): it would wait at the head of the queue for ever
     2. its tenant has used up its rate (429)
     3. KV above the reject watermark, a queue full by requests or by tokens, a deadline that it cannot make by
-       recent throughput (503)
+       recent throughput (503). The bounds of the queue are on those that have to wait: whoever a free
+       seat and KV await at the next iteration does not count
     4. where others wait, or a seat or KV for it is missing, it waits; so it does above the high watermark
     5. else it is accepted
 
@@ -56,6 +57,8 @@ class State:
 
     waiting: int
     waiting_tokens: int
+    entering: int  # of the waiting, those whom free seats and free KV await
+    entering_tokens: int
     joinable: bool  # the scheduler lets somebody in at the next iteration (a static batch may be running)
     running: int
     free_seats: int
@@ -108,14 +111,15 @@ def _not_now(asked: Asked, state: State, limits: EngineConfig) -> Decision | Non
         message = f"{state.kv_live} of {state.kv_usable} KV blocks are live (engine.kv_reject_watermark)"
         surplus = state.kv_live - mark * state.kv_usable
         return _later("kv_reject_watermark", message, _over(surplus, state.release_per_s))
+    queued, queued_tokens = state.waiting - state.entering, state.waiting_tokens - state.entering_tokens
     bound = limits.max_waiting_requests
-    if bound is not None and state.waiting >= bound:
-        message = f"{bound} requests are waiting (engine.max_waiting_requests)"
+    if bound is not None and queued >= bound:
+        message = f"{queued} requests are waiting (engine.max_waiting_requests={bound})"
         return _later("queue_full", message, state.wait_s)
     bound = limits.max_waiting_tokens
-    if bound is not None and state.waiting and state.waiting_tokens + asked.prompt_tokens > bound:
+    if bound is not None and queued and queued_tokens + asked.prompt_tokens > bound:
         message = (
-            f"{state.waiting_tokens} tokens are waiting, this prompt has {asked.prompt_tokens} "
+            f"{queued_tokens} tokens are waiting, this prompt has {asked.prompt_tokens} "
             f"(engine.max_waiting_tokens={bound})"
         )
         return _later("queue_tokens_full", message, state.wait_s)
@@ -177,9 +181,12 @@ def snapshot(seq: Sequence, scheduler: Scheduler, pace: Pace, tenant_wait_s: flo
     if urgent:
         place = waiting.key(seq)
         ahead = sum(other.num_tokens for other in waiting if waiting.key(other) < place)
+    entering = _entering(scheduler) if bounded else []
     return State(
         waiting=len(waiting),
         waiting_tokens=tokens,
+        entering=len(entering),
+        entering_tokens=sum(other.num_tokens for other in entering),
         joinable=scheduler.joinable,
         running=len(scheduler.running),
         free_seats=free_seats(scheduler),
@@ -191,6 +198,26 @@ def snapshot(seq: Sequence, scheduler: Scheduler, pace: Pace, tenant_wait_s: flo
         serve_s=pace.serve_s(seq.prompt_len, seq.max_tokens, limits.max_num_batched_tokens),
         release_per_s=pace.release_per_s,
     )
+
+
+def _entering(scheduler: Scheduler) -> list[Sequence]:
+    """Those of the queue for whom seats and KV are free, in its order; at most as many as there are seats.
+    What the prefix cache or the host may have of them is not looked up: their KV counts in full."""
+    pool, limits, draft = scheduler.pool, scheduler.config, Plan()
+    seats = free_seats(scheduler) if scheduler.joinable else 0
+    mark, spare = limits.kv_high_watermark, pool.usable - pool.num_live
+    found: list[Sequence] = []
+    for seq in scheduler.waiting.in_turn(draft) if seats else ():
+        needed = pool.blocks_for(scheduler.reservation.tokens(seq, seq.num_tokens))
+        alone = not (scheduler.running or found)
+        high = not alone and mark is not None and pool.usable - spare > mark * pool.usable
+        short = spare - needed < (0 if alone else limits.kv_watermark * pool.usable)
+        if len(found) == seats or high or short:
+            break
+        draft.add(seq, 0)  # its tokens are no matter here: who waits for the budget alone will have a seat
+        found.append(seq)
+        spare -= needed
+    return found
 
 
 def free_seats(scheduler: Scheduler) -> int:
@@ -215,7 +242,11 @@ def blocked(scheduler: Scheduler, plan: Plan) -> str | None:
     mark = limits.kv_high_watermark
     if mark is not None and pool.num_live > mark * pool.usable:
         return "kv_high_watermark"
-    head, left = waiting.head, scheduler.budget(plan)
+    head, left = next(iter(waiting.in_turn(Plan())), None), scheduler.budget(plan)
+    if head is None:  # lanes: each one that waits has all the seats of its own
+        return "seats"
+    if next(iter(waiting.in_turn(plan)), None) is None:  # or its own budget
+        return "budget"
     chunk = head.remaining if scheduler.whole_prompts else min(head.remaining, left)
     if chunk > left or chunk < 1:
         return "budget"

@@ -11,75 +11,29 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from engines.batch import Copies, RaggedBatch, StepResult
 from engines.config import EngineConfig
-from engines.engine import Engine
 from engines.request import Request
-from engines.step_log import RequestRecord, StepRecord
+from engines.step_log import RequestRecord
+from engines.virtual import Arrival, Log, play
 
 STEP_S = 0.010
 TOKEN_S = 0.0002
 
 
-class VirtualRunner:
-    """Takes time and computes nothing. It is the clock as well."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def run(self, batch: RaggedBatch) -> StepResult:
-        self.now += STEP_S + TOKEN_S * len(batch.token_ids)
-        return StepResult(np.zeros(len(batch.sample_rows), dtype=np.int64))
-
-    def copy(self, copies: Copies) -> None:
-        pass
-
-
-@dataclass
-class Log:
-    """Keeps in memory what StepLog writes."""
-
-    requests: list[RequestRecord] = field(default_factory=list)
-    steps: list[StepRecord] = field(default_factory=list)
-
-    def step(self, record: StepRecord) -> None:
-        self.steps.append(record)
-
-    def request(self, record: RequestRecord) -> None:
-        self.requests.append(record)
-
-    def flush(self) -> None:
-        pass
-
-
-Arrival = tuple[float, Request]
+def cost(rows: int, tokens: int) -> float:
+    return STEP_S + TOKEN_S * tokens
 
 
 def simulate(config: EngineConfig, arrivals: Seq[Arrival]) -> Log:
     """`arrivals` in the order of their time, in seconds; until the last answer is out."""
-    runner, log = VirtualRunner(), Log()
     blocks = config.num_kv_blocks or 1 + config.max_num_seqs * -(-config.max_model_len // config.block_size)
-    engine = Engine(config, runner, num_kv_blocks=blocks, clock=runner, step_log=log)  # type: ignore[arg-type]
-    left = list(reversed(arrivals))
-    while left or engine.has_work:
-        while left and left[-1][0] <= runner.now:
-            at, request = left.pop()
-            engine.add(request, at)
-        wakeup = engine.next_wakeup(runner.now)
-        if wakeup is not None and wakeup <= runner.now:
-            engine.step()
-        else:
-            runner.now = min(time for time in (wakeup, left[-1][0] if left else None) if time is not None)
-    return log
+    return play(config, blocks, arrivals, cost)
 
 
 def request(prompt: int, answer: int, **more: Any) -> Request:

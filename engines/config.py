@@ -76,6 +76,10 @@ class EngineConfig:
     policy: Mapping[str, Any] = field(default_factory=dict)
     queue_policy: Mapping[str, Any] = field(default_factory=dict)
     lanes: Mapping[str, Any] = field(default_factory=dict)
+    overlap: bool = False
+    cuda_graphs: bool | None = None
+    cuda_graph_sizes: tuple[int, ...] | None = None
+    compile: bool = False
     preempt_every: int | None = None
     preempt_seed: int | None = None
 
@@ -99,6 +103,7 @@ class EngineConfig:
                     f"engine.{name}={value}: needs a time above 0, or null; at most {LONGEST_MS:g}"
                 )
         self._check_admission()
+        self._check_graph_sizes()
         if not 0 <= self.max_queue_delay_ms <= LONGEST_MS:
             raise ConfigError(
                 f"engine.max_queue_delay_ms={self.max_queue_delay_ms}: needs 0 or more, at most "
@@ -130,6 +135,14 @@ class EngineConfig:
             raise ConfigError(
                 f"engine.max_num_batched_tokens={self.max_num_batched_tokens} is below engine.max_num_seqs="
                 f"{self.max_num_seqs}: every running sequence needs a token in an iteration"
+            )
+
+    def _check_graph_sizes(self) -> None:
+        sizes = self.cuda_graph_sizes
+        if sizes is not None and not (sizes and all(1 <= size <= self.max_num_seqs for size in sizes)):
+            raise ConfigError(
+                f"engine.cuda_graph_sizes={list(sizes)}: needs batch sizes from 1 to engine.max_num_seqs="
+                f"{self.max_num_seqs}, or null"
             )
 
     def _check_admission(self) -> None:
@@ -172,6 +185,11 @@ class EngineConfig:
         except PluginError as error:
             raise ConfigError(f"{setting}={name}: {error}") from None
         settings_of(self.policy, scheduler.Settings)
+        if self.overlap and not scheduler.overlaps:
+            raise ConfigError(
+                f"engine.overlap=true: engine.scheduler={self.scheduler} plans by what the pass before has "
+                "ended and cannot be ahead of it; use false, or continuous, chunked, prefill_first, tgi"
+            )
         if lanes and not scheduler.in_turn:
             raise ConfigError(
                 f"engine.lanes={', '.join(lanes)}: engine.scheduler={self.scheduler} takes the whole queue "
@@ -190,7 +208,26 @@ class EngineConfig:
             if key not in known:
                 raise ConfigError(f"engine.{key} is not a setting; choose from: {', '.join(sorted(known))}")
             values[key] = dict(value or {}) if key in _NODES else typed(key, value, known[key])
-        return cls(**values)
+        config = cls(**values)
+        _check_effects(config)
+        return config
+
+
+def _check_effects(config: EngineConfig) -> None:
+    """What would be without effect from the start. (Later, limits may change without asking for more.)"""
+    from engines import schedulers
+
+    if config.preempt_seed is not None and config.preempt_every is None:
+        raise ConfigError(
+            f"engine.preempt_seed={config.preempt_seed}: draws among the iterations of engine.preempt_every, "
+            "so it needs that beside it, or null"
+        )
+    settings = settings_of(config.policy, schedulers.scheduler_class(config.scheduler).Settings)
+    if hasattr(settings, "check"):
+        try:
+            settings.check(config)
+        except ValueError as error:
+            raise ConfigError(f"engine.policy.{error}") from None
 
 
 def settings_of(policy: Mapping[str, Any], settings: type[Any], key: str = "policy") -> Any:

@@ -24,6 +24,7 @@ from engines.forced import ForcedPreemption
 from engines.gate import Change, Gate
 from engines.kv_pool import BlockPool, IntegrityError
 from engines.plan import Entry, Kind, Plan
+from engines.prepared import Prepared
 from engines.recorder import Recorder, new_record, to_ns
 from engines.request import Output, Request, make_output
 from engines.schedulers import build as build_scheduler
@@ -50,6 +51,8 @@ class _Live:
     longest: int  # prompt and answer: with so many tokens it ends
     ends: frozenset[int]  # tokens that end it
     answered: bool = False  # its last Output is out
+    pending: int = 0  # of its tokens the last ones, which are being computed and not known yet (overlap)
+    found: int | None = None  # of its prompt, in the prefix cache
 
     @property
     def answer(self) -> tuple[int, ...]:
@@ -62,6 +65,8 @@ class _Live:
             return "queued"
         if self.seq.status is Status.RUNNING:
             return "decode" if self.seq.decoding else "prefill"
+        if self.pending and self.seq.status is Status.FINISHED:  # its last token is under way
+            return "decode"
         return "preempted" if self.seq.status is Status.PREEMPTED else "held"
 
 
@@ -200,6 +205,25 @@ class Engine:
         return outputs
 
     def _iterate(self, plan: Plan, now: float) -> None:
+        """The plain order: one pass is over before the next one is planned. (engines/overlap.py is ahead.)"""
+        ready = self._prepare(plan, now)
+        pad_rows = 0
+        start = self.clock()
+        if ready.copies is not None:  # if it fails, KV of others is lost as well: nobody catches that
+            self.runner.copy(ready.copies)
+        try:
+            result = self.runner.run(ready.batch)
+        except Exception as error:  # out of memory, say: it costs the sequences of this pass, not the engine
+            end = self.clock()
+            self._fail(plan, error)
+        else:
+            end = self.clock()
+            pad_rows = result.backend_pad_rows
+            self._publish(plan, ready.sampled, result, end)
+        self._conclude(ready, start, end, pad_rows)
+
+    def _prepare(self, plan: Plan, now: float) -> Prepared:
+        """The arrays of the pass, and what is written down about it before it changes anything."""
         copies = self.scheduler.preemption.take_copies()
         tally = self.recorder.planned(plan, copies)
         occupancy = self._occupancy()
@@ -212,25 +236,17 @@ class Engine:
         sampling = self._sampling(sampled)
         if sampling is not None:
             batch = replace(batch, sampling=sampling)
-        pad_rows = 0
         why = blocked(self.scheduler, plan)
-        start = self.clock()
-        if copies is not None:  # if it fails, KV of others is lost as well: nobody catches that
-            self.runner.copy(copies)
-        try:
-            result = self.runner.run(batch)
-        except Exception as error:  # out of memory, say: it costs the sequences of this pass, not the engine
-            end = self.clock()
-            self._fail(plan, error)
-        else:
-            end = self.clock()
-            pad_rows = result.backend_pad_rows
-            self._publish(plan, sampled, result, end)
+        return Prepared(plan, now, batch, sampled, copies, tally, occupancy, entered, why)
+
+    def _conclude(self, ready: Prepared, start: float, end: float, pad_rows: int) -> None:
+        """The pass is over, and its tokens are published."""
+        plan, why = ready.plan, ready.blocked
         self.scheduler.published(plan, end - start)
-        self._force_preemption(sampled)
+        self._force_preemption(ready.sampled)
         self._dismiss(end)
-        self.gate.passed(entered, why is not None, now, end)
-        self.recorder.passed(plan, tally, occupancy, start, end, pad_rows, why)
+        self.gate.passed(ready.entered, why is not None, ready.planned_at, end)
+        self.recorder.passed(plan, ready.tally, ready.occupancy, start, end, pad_rows, why)
 
     def _publish(self, plan: Plan, sampled: list[Entry], result: StepResult, now: float) -> None:
         ended, cached, drain = Kind.ENDED, self.pool.prefix_cache, self.scheduler.drain
@@ -243,7 +259,7 @@ class Engine:
                 if computed > seq.max_computed:
                     seq.max_computed = computed
                 if cached:
-                    self._share(seq)
+                    self._share(seq, seq.block_table, computed)
         for (seq, _, kind, _), token in zip(sampled, result.token_ids.tolist(), strict=True):
             if kind is ended:
                 continue
@@ -253,22 +269,24 @@ class Engine:
             seq.num_tokens += 1
             if cached:
                 self._name_blocks(live)
+            reason = found = None
             if live.record.first_token_ns is None:
                 live.record.first_token_ns = to_ns(now)
-            reason = None
+                if cached:
+                    live.found = found = seq.num_cached
             if seq.num_tokens >= live.longest or token in live.ends:
                 reason = self._end_reason(live, token)
                 self._end(live, reason)
             if not drain:
-                outbox.append(make_output((seq.seq_id, (token,), reason, None)))
+                outbox.append(make_output((seq.seq_id, (token,), reason, None, found)))
                 live.answered = reason is not None
         self.counters.output_tokens += produced
 
-    def _share(self, seq: Sequence) -> None:
+    def _share(self, seq: Sequence, table: array[int], computed: int) -> None:
         """The blocks that this pass has filled can be found from now on, and not before."""
-        full = seq.num_computed // self.pool.block_size
+        full = computed // self.pool.block_size
         if full > seq.num_published:
-            self.pool.publish(seq.block_table, seq.block_keys, seq.num_published, full)
+            self.pool.publish(table, seq.block_keys, seq.num_published, full)
             seq.num_published = full
 
     def _name_blocks(self, live: _Live) -> None:
@@ -276,7 +294,7 @@ class Engine:
         if not self.pool.prefix_cache:
             return
         size, keys, tokens = self.pool.block_size, live.seq.block_keys, live.tokens
-        for start in range(len(keys) * size, len(tokens) - size + 1, size):
+        for start in range(len(keys) * size, len(tokens) - live.pending - size + 1, size):
             key = tokens[start : start + size].tobytes()
             salted = start == 0 and self.config.prefix_cache_salt == "tenant"
             keys.append((live.seq.tenant, key) if salted else key)
@@ -296,8 +314,8 @@ class Engine:
         message = f"{type(error).__name__}: {error}"
         self.counters.out_of_memory += _is_out_of_memory(error)
         for entry in plan.entries:
-            if entry.kind is not Kind.ENDED:
-                live = self._live[entry.seq.seq_id]
+            live = self._live.get(entry.seq.seq_id)
+            if entry.kind is not Kind.ENDED and live is not None and not live.answered:
                 self._end(live, "error")
                 self._answer(live, Output(live.seq.seq_id, (), "error", message))
 
@@ -343,7 +361,9 @@ class Engine:
         for live in list(self._ended):
             record = live.record
             if not live.answered and batch_over:
-                self._answer(live, Output(live.seq.seq_id, live.answer, record.finish_reason))
+                self._answer(
+                    live, Output(live.seq.seq_id, live.answer, record.finish_reason, None, live.found)
+                )
             if record.finish_ns is None and live.seq.status is Status.FINISHED:
                 record.finish_ns = to_ns(now)
             if live.answered and record.finish_ns is not None:
@@ -396,7 +416,11 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every sequence is in one place and every block is accounted for."""
-        integrity.check(self.scheduler, [live.seq for live in self._live.values()])
+        integrity.check(self.scheduler, [live.seq for live in self._live.values()], self._leases())
+
+    def _leases(self) -> list[array[int]]:
+        """Blocks that no sequence holds any more and that are not free yet."""
+        return []
 
     def _occupancy(self) -> Occupancy:
         scheduler, pool = self.scheduler, self.pool

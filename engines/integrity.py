@@ -3,6 +3,7 @@ one, the sums whenever the engine falls idle."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 
 from engines.kv_pool import IntegrityError
@@ -10,9 +11,9 @@ from engines.schedulers import Scheduler
 from engines.sequence import Sequence, Status
 
 
-def check(scheduler: Scheduler, sequences: Iterable[Sequence]) -> None:
+def check(scheduler: Scheduler, sequences: Iterable[Sequence], leases: Iterable[array[int]] = ()) -> None:
     """Raise IntegrityError unless each sequence is in exactly one place, seats and limits hold, the queue is
-    in its order, and the blocks are those that the tables and the reservation account for."""
+    in its order, and the blocks are those that the tables, `leases` and the reservation account for."""
     sequences = list(sequences)
     places = {
         Status.WAITING: list(scheduler.waiting),
@@ -38,7 +39,7 @@ def check(scheduler: Scheduler, sequences: Iterable[Sequence]) -> None:
     seats = len(scheduler.running) + len(scheduler.ended)
     if seats > scheduler.config.max_num_seqs:
         raise IntegrityError(f"{seats} sequences have seats, max_num_seqs is {scheduler.config.max_num_seqs}")
-    scheduler.pool.check(seq.block_table for seq in sequences)
+    scheduler.pool.check([*(seq.block_table for seq in sequences), *leases])
     scheduler.preemption.check(sequences, scheduler.pool)
 
 

@@ -81,6 +81,12 @@ class Recorder:
         total.kv_exhausted += bool(plan.preempted)
         return tally
 
+    def ended_before(self, tally: Counters) -> None:
+        """A decode of this pass was planned before anybody knew that its answer had ended (overlap)."""
+        for counters in (tally, self.counters):
+            counters.decode_tokens -= 1
+            counters.ended_rows += 1
+
     def passed(
         self,
         plan: Plan,

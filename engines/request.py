@@ -40,6 +40,7 @@ class Output(NamedTuple):
     token_ids: tuple[int, ...]
     finish_reason: str | None = None  # stop | length | abort | queue_timeout | deadline | error
     error: str | None = None
+    cached_tokens: int | None = None  # of its prompt, with its first token; None: no prefix cache
 
 
 make_output = partial(tuple.__new__, Output)

@@ -27,9 +27,13 @@ DEFAULT = "default"
 MOST_ROUTES = 16
 KEYS = ("name", "match", "preset", "engine", "kv_share")
 MATCHES = ("tenant", "model", "path")
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PATHS = (COMPLETIONS, CHAT)
+"""Where generations are asked for."""
+_AN_OBJECT = f"an object of {', '.join(KEYS)}"
 SHARED = (
     *("kind", "block_size", "max_model_len", "num_kv_blocks", "kv_memory_gb", "threads"),
-    *("api_key_env", "admin_token_env"),
+    *("api_key_env", "admin_token_env", "cuda_graphs", "cuda_graph_sizes", "compile"),
 )
 """One runner and one server: these are engine.* for every route."""
 
@@ -48,13 +52,23 @@ class Route:
 
 def routes_of(config: Mapping[str, Any]) -> list[Route]:
     """The routes of a resolved configuration, `default` last. Raises ConfigError."""
-    entries = config["server"].get("routes") or []
-    if not isinstance(entries, Sequence) or isinstance(entries, str) or len(entries) > MOST_ROUTES:
-        raise ConfigError(f"server.routes: needs a list of at most {MOST_ROUTES} routes")
+    entries = config["server"].get("routes")
+    entries = [] if entries is None else entries
+    if not isinstance(entries, Sequence) or isinstance(entries, str | bytes):
+        raise ConfigError(f"server.routes={_shown(entries)}: needs a list of routes, each {_AN_OBJECT}")
+    if len(entries) > MOST_ROUTES:
+        raise ConfigError(f"server.routes: has {len(entries)} routes, needs at most {MOST_ROUTES}")
     found = [_route(f"server.routes[{i}]", entry, config["engine"]) for i, entry in enumerate(entries)]
-    names = [route.name for route in found]
-    if len({*names, DEFAULT}) <= len(names):
-        raise ConfigError(f"server.routes: the names {', '.join(names)} and {DEFAULT} must differ")
+    taken = {DEFAULT: "engine.* itself"}
+    for i, route in enumerate(found):
+        if route.name in taken:
+            raise ConfigError(
+                f"server.routes[{i}].name={route.name}: is the name of {taken[route.name]}; needs one of its "
+                "own"
+            )
+        taken[route.name] = f"server.routes[{i}]"
+    if found and (config["engine"].get("overlap") or any(route.engine.overlap for route in found)):
+        raise ConfigError("engine.overlap=true: routes take turns, a pass each; use false with server.routes")
     rest = 1.0 - sum(route.kv_share for route in found)
     if rest <= 0:
         raise ConfigError(f"server.routes: the kv_share of all routes is {1 - rest:g}: needs less than 1")
@@ -77,18 +91,25 @@ def resolved(config: Mapping[str, Any], routes: Sequence[Route]) -> dict[str, An
 
 def _route(where: str, entry: Any, engine: Mapping[str, Any]) -> Route:
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"{where}: needs an object of {', '.join(KEYS)}")
+        raise ConfigError(f"{where}={_shown(entry)}: needs {_AN_OBJECT}")
     for key in entry:
         if key not in KEYS:
-            raise ConfigError(f"{where}.{key} is not a setting; choose from: {', '.join(KEYS)}")
+            raise ConfigError(f"{where}.{_shown(key)} is not a setting; choose from: {', '.join(KEYS)}")
     name, share = entry.get("name"), entry.get("kv_share")
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name):
-        raise ConfigError(f"{where}.name={name}: needs 1 to 40 letters, digits, dots, dashes or underscores")
+        raise ConfigError(
+            f"{where}.name={_shown(name)}: needs 1 to 40 letters, digits, dots, dashes or underscores"
+        )
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-        raise ConfigError(f"{where}.kv_share={share}: needs a share of the KV pool, above 0 and below 1")
-    changes = entry.get("engine") or {}
+        raise ConfigError(
+            f"{where}.kv_share={_shown(share)}: needs a share of the KV pool, above 0 and below 1"
+        )
+    changes = entry.get("engine")
+    changes = {} if changes is None else changes
     if not isinstance(changes, Mapping):
-        raise ConfigError(f"{where}.engine: needs an object of engine settings")
+        raise ConfigError(
+            f"{where}.engine={_shown(changes)}: needs an object of engine settings, as {{max_num_seqs: 4}}"
+        )
     for key, value in changes.items():
         if key in SHARED and value != engine.get(key):
             raise ConfigError(f"{where}.engine.{key}: is one for all routes, set engine.{key}")
@@ -108,14 +129,28 @@ def _route(where: str, entry: Any, engine: Mapping[str, Any]) -> Route:
 
 def _match(where: str, match: Any) -> Mapping[str, tuple[str, ...]]:
     if not isinstance(match, Mapping) or not match or not set(match) <= set(MATCHES):
-        raise ConfigError(f"{where}.match: needs an object of {', '.join(MATCHES)}, at least one of them")
+        raise ConfigError(
+            f"{where}.match={_shown(match)}: needs an object of {', '.join(MATCHES)}, at least one of them"
+        )
     found = {}
     for key, value in match.items():
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, Sequence) or not values or not all(isinstance(v, str) for v in values):
-            raise ConfigError(f"{where}.match.{key}={value}: needs text, or a list of texts")
+            raise ConfigError(f"{where}.match.{key}={_shown(value)}: needs text, or a list of texts")
+        for path in values if key == "path" else ():
+            if path not in PATHS:
+                raise ConfigError(
+                    f"{where}.match.path={_shown(path)}: no request comes there; choose from "
+                    f"{', '.join(PATHS)}"
+                )
         found[key] = tuple(values)
     return found
+
+
+def _shown(value: Any, limit: int = 60) -> str:
+    """A value of any type for a message: on one line, cut when it is long."""
+    text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _preset(where: str, name: Any) -> dict[str, Any]:
@@ -126,7 +161,7 @@ def _preset(where: str, name: Any) -> dict[str, Any]:
     try:
         engine = OmegaConf.to_container(compose([f"engine={name}"]).engine, resolve=True)
     except UsageError as error:
-        raise ConfigError(f"{where}.preset={name}: {error}") from None
+        raise ConfigError(f"{where}.preset={_shown(name)}: {error}") from None
     if not isinstance(engine, dict) or engine.get("kind") != "reference":
         raise ConfigError(f"{where}.preset={name}: runs elsewhere, choose one of our own engines")
     return {str(key): value for key, value in engine.items()}

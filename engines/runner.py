@@ -15,9 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 def prepare_torch() -> None:
     """What its libraries read once, when torch is loaded: this runs before. A value that the user has set
@@ -43,12 +40,16 @@ prepare_torch()
 
 import torch  # noqa: E402
 
-from engines import sampler  # noqa: E402
 from engines.batch import NULL_BLOCK, Copies, RaggedBatch, StepResult  # noqa: E402
+from engines.compiled import compile_model  # noqa: E402
 from engines.config import ConfigError, EngineConfig, thread_count  # noqa: E402
+from engines.device_pass import DevicePass, Readback, Span  # noqa: E402
+from engines.graph_sizes import Shape, ladder  # noqa: E402
+from engines.graphs import DecodeGraphs, cuda_recorder, why_no_graphs  # noqa: E402
 from engines.model.base import ForwardContext  # noqa: E402
 from engines.model.invariance import BITWISE, find_row_guarantee  # noqa: E402
 from engines.model.loader import LoadedModel, load_model  # noqa: E402
+from engines.staging import Carried, Inputs, Staging  # noqa: E402
 from kernels import allocate_kv, get_backend  # noqa: E402
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -89,6 +90,7 @@ class ModelRunner:
         self.num_kv_blocks = kv_blocks(engine, config.kv_bytes_per_token(dtype.itemsize))
         self.num_host_blocks = host_blocks(engine, config.kv_bytes_per_token(dtype.itemsize))
         self._device, self._dtype = device, dtype
+        self._threads = torch.get_num_threads()
         kv_bytes = self.num_kv_blocks * engine.block_size * config.kv_bytes_per_token(dtype.itemsize)
         check_memory(kv_bytes, available_memory(device), engine, self.num_kv_blocks)
         self._backend = get_backend(attention, device, dtype)
@@ -110,6 +112,19 @@ class ModelRunner:
         if self._determinism == BITWISE and self._backend.name == "torch":
             self._determinism = "not bitwise: the torch attention adds in an order that depends on the chunk"
 
+        self._staging, self._readback = Staging(device), Readback(device)
+        self._compiled = compile_model(loaded.model, device) if engine.compile else None
+        self._graphs = self._build_graphs(engine)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether `begin` comes back before the pass has ended."""
+        return self._device.type == "cuda"
+
+    def adopt_thread(self) -> None:
+        """Passes will be run by the calling thread: how many threads they use is a setting of each thread."""
+        torch.set_num_threads(self._threads)
+
     @torch.inference_mode()
     def copy(self, copies: Copies) -> None:
         """Blocks to host memory, and then back. On CUDA these are transfers from and to pinned memory, in
@@ -120,30 +135,70 @@ class ModelRunner:
             for place, block in copies.back:
                 device[block].copy_(host[place], non_blocking=True)
 
-    @torch.inference_mode()
     def run(self, batch: RaggedBatch) -> StepResult:
         """One pass: writes the keys and values of the batch's tokens, samples a token per sample row."""
-        real_tokens, samples = len(batch.token_ids), len(batch.sample_rows)
-        pad, sample_pad = -real_tokens % self._rows.multiple, -samples % self._rows.multiple
-        cu_q = batch.cu_q
+        return self.begin(batch).result()
+
+    @torch.inference_mode()
+    def begin(self, batch: RaggedBatch, carried: Carried | None = None) -> DevicePass:
+        """Launches a pass behind those that were launched before; the CPU has no queue and computes it now.
+        At most two may be under way. `carried`: tokens that only the device knows yet."""
+        span = Span(self._device)
+        done = None if self._graphs is None else self._graphs.run(batch, carried)
+        if done is None:
+            logits, pad = self._eager(batch, carried)
+            done = logits, torch.argmax(logits, dim=-1), pad
+        return DevicePass(done[0], done[1], batch.sampling, done[2], self._readback, span)
+
+    def _eager(self, batch: RaggedBatch, carried: Carried | None) -> tuple[torch.Tensor, int]:
+        """Logits [R, vocab] and the number of rows that were added."""
+        tokens, samples = len(batch.token_ids), len(batch.sample_rows)
+        multiple = self._rows.multiple
+        rows, width = batch.block_table.shape
+        shape = Shape(tokens + -tokens % multiple, rows, samples + -samples % multiple, width)
+        inputs = self._staging.stage(batch, shape, carried)
+        max_q_len = int((batch.cu_q[1:] - batch.cu_q[:-1]).max())
+        return self._forward(inputs, tokens, max_q_len)[:samples], shape.tokens - tokens
+
+    def _forward(self, inputs: Inputs, real_tokens: int, max_q_len: int) -> torch.Tensor:
         ctx = ForwardContext(
             backend=self._backend,
             k_caches=self._k_caches,
             v_caches=self._v_caches,
-            slot=self._to_device(_padded(batch.slot_mapping, pad, -1)),
-            cu_q=self._to_device(cu_q),
-            kv_len=self._to_device(batch.kv_len),
-            block_table=self._to_device(batch.block_table),
-            max_q_len=int((cu_q[1:] - cu_q[:-1]).max()),
+            slot=inputs.slot,
+            cu_q=inputs.cu_q,
+            kv_len=inputs.kv_len,
+            block_table=inputs.block_table,
+            max_q_len=max_q_len,
             real_tokens=real_tokens,
-            sample_rows=self._to_device(_padded(batch.sample_rows, sample_pad, 0)),
+            sample_rows=inputs.sample_rows,
         )
-        logits = self.loaded.model.forward(
-            self._to_device(_padded(batch.token_ids, pad, 0)),
-            self._to_device(_padded(batch.positions, pad, 0)),
-            ctx,
-        )
-        return StepResult(sampler.sample(logits[:samples], batch.sampling), pad)
+        return self.loaded.model.forward(inputs.token_ids, inputs.positions, ctx)
+
+    @torch.inference_mode()
+    def _build_graphs(self, engine: EngineConfig) -> DecodeGraphs | None:
+        """None where decodes run without graphs; `_no_graphs` then says why. Raises ConfigError where they
+        are asked for and cannot be."""
+        self._no_graphs = why_no_graphs(engine, self._device, self._backend.name)
+        if self._no_graphs is not None:
+            return None
+        sizes = engine.cuda_graph_sizes or ladder(engine.max_num_seqs)
+        width = -(-engine.max_model_len // engine.block_size)
+        try:
+            return DecodeGraphs(
+                lambda inputs: self._forward(inputs, inputs.token_ids.shape[0], 1),
+                sizes,
+                width,
+                self.loaded.config.vocab,
+                self._dtype,
+                self._device,
+                cuda_recorder(self._device),
+            )
+        except RuntimeError as error:  # an operation that cannot be captured, or no memory for the graphs
+            self._no_graphs = f"capturing failed: {' '.join(str(error).split())[:200]}"
+            if engine.cuda_graphs:
+                raise ConfigError(f"engine.cuda_graphs=true: {self._no_graphs}; use false") from None
+            return None
 
     def _allocate_host(self) -> list[torch.Tensor]:
         """Like the caches, on the host. The memory is touched now: a system that gives it out only when it
@@ -168,13 +223,12 @@ class ModelRunner:
             "kv_bytes": self._kv_bytes,
             "num_kv_blocks": self.num_kv_blocks,
             "num_host_blocks": self.num_host_blocks,
+            "graphs": {"on": False, "why": self._no_graphs} if self._graphs is None else self._graphs.info(),
+            "compile": self._compiled,
         }
 
     def close(self) -> None:
         self.loaded.model.close()
-
-    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
 
 def resolve_device(device: str) -> torch.device:
@@ -254,7 +308,3 @@ def available_memory(device: torch.device) -> int:
         limit = int((group / "memory.max").read_text())
         free = min(free, limit - int((group / "memory.current").read_text()))
     return free
-
-
-def _padded(array: NDArray[Any], pad: int, value: int) -> NDArray[Any]:
-    return np.concatenate((array, np.full(pad, value, array.dtype))) if pad else array

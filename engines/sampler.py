@@ -15,8 +15,11 @@ def sample(logits: torch.Tensor, sampling: Sampling | None) -> NDArray[np.int64]
     """logits [R, vocab] -> ids [R]. Greedy rows take the largest logit, ties the lowest id; only rows with a
     temperature above 0 pay for drawing."""
     ids = torch.argmax(logits, dim=-1).cpu().numpy()
-    if sampling is None or not logits.shape[0]:
-        return ids
+    return ids if sampling is None or not logits.shape[0] else draw(ids, logits, sampling)
+
+
+def draw(ids: NDArray[np.int64], logits: torch.Tensor, sampling: Sampling) -> NDArray[np.int64]:
+    """The greedy ids, with those of the rows that have a temperature drawn in their place."""
     rows = np.flatnonzero(sampling.temperature > 0)
     for row in rows:
         ids[row] = _draw(

@@ -1,17 +1,21 @@
 """What the engine costs: the time of one decode step over the time of its matrix products alone.
 
-    python -m kernels.bench --step [--model smollm2] [--batch 1 8 32] [--context 256] [--rounds 30] [--threads
-    N]
+    python -m kernels.bench --step [--model smollm2] [--batches 1 8 32 64] [--context 256] [--dtype bfloat16]
 
 A step is `ModelRunner.run` as the engine calls it: arrays to tensors, every layer, sampling, ids back to the
 host. Beside it, round by round, the same model's linear layers alone, as torch.nn.functional.linear over the
-unpadded batch in the same dtype: what no engine on plain torch can go below. The two alternate, so that a
-slow moment of the machine meets both; medians are reported. Last line: JSON."""
+unpadded batch in the same dtype: what an engine on plain torch cannot go below. The two alternate, so that a
+slow moment of the machine meets both; medians are reported. `bound` is the time in which this machine reads
+the step's weights and KV once, at the bandwidth that this process has measured: what no engine goes below
+while nothing of them stays in a cache. On the CPU a profile of further steps says where their time goes.
+Last line: JSON."""
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
+import pstats
 import statistics
 import sys
 import time
@@ -20,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.runner import ModelRunner, build_runner  # before torch: it sets how OpenMP waits
+from engines.runner import ModelRunner, build_runner, resolve_device  # before torch: it sets how OpenMP waits
 
 # isort: split
 import torch
@@ -29,9 +33,19 @@ import torch.nn.functional as F
 from engines.batch import RaggedBatch
 from engines.config import ConfigError, EngineConfig
 from engines.model.config import ModelConfig
+from engines.model.lean import LeanModel
 from engines.model.loader import WEIGHTS
+from kernels.bench.machine import Machine, measure_machine
 
-_PER_ROUND = 5  # alternations
+DTYPES = ("float32", "bfloat16")
+"""Both by default on a CPU."""
+RATIO = 1.25
+"""The goal: a step over its linear layers."""
+PROFILED = 10  # steps
+PARTS = ("linear", "attention", "small ops", "sampling")
+ABOVE = ("engines/model/lean.py", "engines/runner.py")
+"""Who calls the parts of a step."""
+_PER_ROUND = 3  # alternations
 
 
 def main(args: argparse.Namespace | Sequence[str] | None = None) -> int:
@@ -42,24 +56,42 @@ def main(args: argparse.Namespace | Sequence[str] | None = None) -> int:
     else:
         args = parser().parse_args(args)
     try:
-        config = EngineConfig(
-            name="step_bench",
-            scheduler="chunked",
-            max_num_seqs=max(args.batches),
-            max_num_batched_tokens=max(512, *args.batches),
-            max_model_len=args.context + 1,
-            kv_memory_gb=args.kv_memory_gb,
-            threads=args.threads,
-        )
-        model_cfg = {"name": args.model, "id": args.id, "impl": args.impl, "weights": args.weights}
-        runner = build_runner(model_cfg, config, args.device, args.dtype)
-        result = measure(runner, config, args.batches, args.context, args.rounds)
+        results = [_measure_dtype(args, dtype) for dtype in _dtypes(args)]
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    print(json.dumps(results[0] if len(results) == 1 else {"bench": "steps", "results": results}))
+    missed = any(row["ratio"] > RATIO for result in results for row in result["rows"])
+    return 1 if args.check and missed else 0
+
+
+def _dtypes(args: argparse.Namespace) -> Sequence[str]:
+    if args.dtype is not None:
+        return [args.dtype]
+    return DTYPES if resolve_device(args.device).type == "cpu" else ["auto"]
+
+
+def _measure_dtype(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
+    config = EngineConfig(
+        name="step_bench",
+        scheduler="chunked",
+        max_num_seqs=max(args.batches),
+        max_num_batched_tokens=max(512, *args.batches),
+        max_model_len=args.context + 1,
+        kv_memory_gb=args.kv_memory_gb,
+        threads=args.threads,
+    )
+    model_cfg = {"name": args.model, "id": args.id, "impl": args.impl, "weights": args.weights}
+    runner = build_runner(model_cfg, config, args.device, dtype)
+    try:
+        info = runner.info()
+        size = None if args.rotate_mb is None else args.rotate_mb * 2**20
+        machine = measure_machine(torch.device(info["device"]), getattr(torch, info["dtype"]), size)
+        result = measure(runner, config, args.batches, args.context, args.rounds, machine)
+    finally:
+        runner.close()
     print_table(result)
-    print(json.dumps(result))
-    return 0
+    return result
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,45 +102,87 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--id", help="hub id or folder, for --model hf")
     parser.add_argument("--weights", help="real, or dummy for random weights at the model's shape")
     parser.add_argument("--impl", default="lean", choices=["lean", "hf"])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--context", type=int, default=256, help="tokens that each sequence has already")
     parser.add_argument("--rounds", type=int, default=5, help=f"each of {_PER_ROUND} alternations")
     parser.add_argument("--threads", type=int, help="default: all cores but one")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", help="default: float32 and bfloat16 on a CPU, bfloat16 on CUDA")
+    parser.add_argument("--check", action="store_true", help=f"exit 1 where a ratio is above {RATIO}")
+    parser.add_argument(
+        "--rotate-mb", type=int, help="buffer of the bandwidth; default: twice the last cache"
+    )
     parser.add_argument("--kv-memory-gb", type=float, default=4.0)
     return parser
 
 
 def measure(
-    runner: ModelRunner, config: EngineConfig, batches: Sequence[int], context: int, rounds: int
+    runner: ModelRunner,
+    config: EngineConfig,
+    batches: Sequence[int],
+    context: int,
+    rounds: int,
+    machine: Machine,
 ) -> dict[str, Any]:
     """Times in milliseconds, per batch size. Raises ConfigError when the KV pool is too small."""
-    info = runner.info()
+    info, shape = runner.info(), runner.loaded.config
     dtype, device = getattr(torch, info["dtype"]), torch.device(info["device"])
-    layers = linear_weights(runner.loaded.config, dtype, device)
+    layers = linear_weights(shape, dtype, device)
+    weight_bytes = sum(w.numel() for w in layers) * dtype.itemsize
     rows = []
     for batch in batches:
         step = decode_step(runner, config, batch, context)
         products = linear_pass(layers, batch, dtype, device)
         step_ms, linear_ms = interleaved_medians([step, products], rounds, device)
-        rows.append(
-            {
-                "batch": batch,
-                "step_ms": round(step_ms, 3),
-                "linear_ms": round(linear_ms, 3),
-                "ratio": round(step_ms / linear_ms, 3),
-                "tokens_per_s": round(batch / step_ms * 1e3, 1),
-            }
-        )
+        read = weight_bytes + batch * (context + 1) * shape.kv_bytes_per_token(dtype.itemsize)
+        bound_ms = read / machine.read_gb_s / 1e6
+        row = {
+            "batch": batch,
+            "step_ms": round(step_ms, 3),
+            "linear_ms": round(linear_ms, 3),
+            "ratio": round(step_ms / linear_ms, 3),
+            "tokens_per_s": round(batch / step_ms * 1e3, 1),
+            "bound_ms": round(bound_ms, 3),
+            "share_of_bound": round(bound_ms / step_ms, 3),
+        }
+        known = device.type == "cpu" and isinstance(runner.loaded.model, LeanModel)
+        rows.append(row | ({"parts": parts_of(step)} if known else {}))
     return {
         "bench": "step",
         "model": runner.loaded.name,
         "context": context,
         "rounds": rounds,
         **info,
+        "weight_bytes": weight_bytes,
+        "machine": machine.as_dict(),
         "rows": rows,
     }
+
+
+def parts_of(step: Callable[[], object]) -> dict[str, float]:
+    """Shares of a step's time, by a profile of what the model and the runner call: products, attention, the
+    small fused operations, sampling; `rest` is Python and torch around them."""
+    profile = cProfile.Profile()
+    for _ in range(PROFILED):
+        profile.runcall(step)
+    stats: Any = pstats.Stats(profile)
+    spent = dict.fromkeys(PARTS, 0.0)
+    for callee, (*_, callers) in stats.stats.items():
+        part = _part(*callee)
+        if part is not None:
+            spent[part] += sum(of[3] for caller, of in callers.items() if caller[0].endswith(ABOVE))
+    spent["rest"] = stats.total_tt - sum(spent.values())
+    return {part: round(of / stats.total_tt, 3) for part, of in spent.items()}
+
+
+def _part(file: str, line: int, function: str) -> str | None:
+    if "sampler" in file:
+        return "sampling"
+    if function == "paged_attention":
+        return "attention"
+    if "linear" in file or "_linear" in function:
+        return "linear"
+    return "small ops" if "/kernels/" in file else None
 
 
 def decode_step(runner: ModelRunner, config: EngineConfig, batch: int, context: int) -> Callable[[], object]:
@@ -198,11 +272,16 @@ def print_table(result: dict[str, Any]) -> None:
         f"{r['model']} on {r['device']}, {r['dtype']}, {r['threads']} thread(s), attention {r['attention']},"
     )
     print(f"context {r['context']}, {r['determinism']}, rows padded to a multiple of {r['row_multiple']}")
-    print(f"{'batch':>6} {'step ms':>9} {'linear ms':>10} {'ratio':>6} {'tokens/s':>9}")
+    print(f"reads {r['machine']['read_gb_s']:.1f} GB/s, weights {r['weight_bytes'] / 1e6:.0f} MB a step")
+    print(
+        f"{'batch':>6} {'step ms':>9} {'linear ms':>10} {'ratio':>6} {'tokens/s':>9} {'bound ms':>9} "
+        f"{'share':>6}   where a step's time goes"
+    )
     for row in result["rows"]:
+        parts = ", ".join(f"{part} {share:.0%}" for part, share in row.get("parts", {}).items())
         print(
             f"{row['batch']:>6} {row['step_ms']:>9.2f} {row['linear_ms']:>10.2f} {row['ratio']:>6.2f} "
-            f"{row['tokens_per_s']:>9.1f}"
+            f"{row['tokens_per_s']:>9.1f} {row['bound_ms']:>9.2f} {row['share_of_bound']:>6.0%}   {parts}"
         )
 
 

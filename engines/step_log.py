@@ -105,6 +105,7 @@ class Ending:
     kv_cached: int
     kv_free: int
     integrity: str  # ok, or what does not add up
+    graphs: dict[str, Any] | None = None  # of CUDA: whether on, sizes, passes and how many were replayed
 
 
 STEP_SCHEMA = pa.schema([(f.name, _TYPES.get(f.name, pa.int64())) for f in fields(StepRecord)])

@@ -74,7 +74,7 @@ COMMANDS = {
     "workloads": "show a workload's schedule; fit or convert a trace",
     "engines.explain": "one request's life: its waits, pieces, stalls and whose prompt caused them",
     "engines.server": "the server on its own, OpenAI-compatible",
-    "kernels.bench": "time the attention kernels; --step: whole decode steps",
+    "kernels.bench": "time the attention kernels; --step: whole decode steps; --machine: its limits",
 }
 
 

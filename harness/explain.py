@@ -139,13 +139,23 @@ def explain(story: Story, request_id: str) -> list[str]:
         notes.append(NO_ENGINE if engine.empty else "the engine has no record of this request")
     else:
         events += _engine_events(story, row, record)
+        if lanes := _lanes(story.run):
+            notes.append(
+                f"engine.lanes={', '.join(lanes)}: what the queue waited for is what held the lane whose "
+                "turn it was; another lane may have waited for something else"
+            )
     start = row["intended_ns"]
     lines.append(f"{'at, ms':>10}  {'took, ms':>9}")
     for event in sorted(events, key=lambda event: event.at_ns):
         took = "" if event.took_ns is None else _ms(event.took_ns)
         lines.append(f"{_ms(event.at_ns - start):>10}  {took:>9}  {event.text}")
-    lines += ["", *(_totals(story, request_id) if request_id in story.lives.index else notes)]
+    lines += ["", *(_totals(story, request_id) if request_id in story.lives.index else []), *notes]
     return lines
+
+
+def _lanes(run: Run) -> list[str]:
+    engine = run.config.get("engine")
+    return list((engine.get("lanes") or {}) if isinstance(engine, dict) else {})
 
 
 def _headline(row: pd.Series, record: pd.Series | None) -> str:

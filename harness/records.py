@@ -116,7 +116,7 @@ REQUEST_COLUMNS = {
     "finish_reason": TEXT,
     "error": TEXT,
     "final": BOOL,
-    **dict.fromkeys(("first_output_ns", "reasoning_tokens", "reads", "coalesced"), INT64),
+    **dict.fromkeys(("first_output_ns", "reasoning_tokens", "reads", "coalesced", "cached_tokens"), INT64),
     "text": TEXT,
 }
 

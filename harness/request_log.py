@@ -11,8 +11,9 @@ import contextlib
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,12 @@ class RequestRecord:
     reasoning_tokens: int | None = None  # of output_tokens, as the server counted them
     reads: int = 0  # reads of the socket that brought body bytes; 0 where they were not counted
     coalesced: int = 0  # token-bearing chunks that came in one read with an earlier one
+    cached_tokens: int | None = None  # of prompt_tokens, found in the server's prefix cache, as it says
     text: str | None = None
 
     def to_json(self) -> bytes:
         """The line of requests.jsonl, with its newline. `text` is left out when it was not kept."""
-        line: dict[str, Any] = {"type": "request"}
-        line.update((name, getattr(self, name)) for name in _RECORD_FIELDS)
+        line = dict(zip(_LINE_FIELDS, ("request", *_values(self)), strict=True))
         if self.text is None:
             del line["text"]
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
@@ -105,6 +106,8 @@ class RequestRecord:
 
 
 _RECORD_FIELDS = tuple(f.name for f in fields(RequestRecord))
+_LINE_FIELDS = ("type", *_RECORD_FIELDS)
+_values = attrgetter(*_RECORD_FIELDS)
 _DEFAULTED = frozenset(f.name for f in fields(RequestRecord) if f.default is not MISSING)
 
 
@@ -130,6 +133,12 @@ class RequestLog:
         """Raises RecordsWriteError when the disk takes no more."""
         self._write(record.to_json())
         self.records += 1
+
+    def extend(self, records: Sequence[RequestRecord]) -> None:
+        """Several at once, in one write: for those that nobody waits for. Raises RecordsWriteError, and then
+        none of them is kept."""
+        self._write(b"".join(record.to_json() for record in records))
+        self.records += len(records)
 
     def set_tokens(self, record_id: str, attempt: int, output_tokens: int) -> None:
         """A count known only after the run (the whole text retokenised): readers put it in the record."""
@@ -271,6 +280,17 @@ def part_paths(folder: Path) -> list[Path]:
 
 
 _PART = re.compile(r"requests\.(\d+)\.jsonl").fullmatch
+
+
+def is_closed(path: Path) -> bool:
+    """Whether its log was closed and had lost nothing: the last line is the footer. Raises OSError."""
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 256))
+        last = file.read().splitlines()[-1:]
+    try:
+        return bool(last) and orjson.loads(last[0]).get("type") == "footer"
+    except (orjson.JSONDecodeError, AttributeError):
+        return False
 
 
 def _by_end(record: RequestRecord) -> tuple[bool, int, str, int]:

@@ -36,6 +36,7 @@ from harness.target import (
     warm_up_requests,
 )
 from harness.telemetry import Telemetry
+from harness.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -171,7 +172,7 @@ class Measurement:
         )
         scraper = Scraper(self.run_dir / "server_metrics.jsonl", *endpoint, t0_ns=t0_ns)
         try:
-            with telemetry, scraper, progress:
+            with telemetry, scraper, progress, self._watchdog(target):
                 result = load.run(t0_ns, self._stop, progress.update)
         finally:
             self._interruption.on_signal = lambda: say("ending the run; once more to leave at once")
@@ -213,6 +214,13 @@ class Measurement:
         """From the watching thread."""
         assert self._server is not None
         self._end_early(f"server_died: the server {self._server.describe_end()}")
+
+    def _watchdog(self, target: RunTarget) -> Watchdog:
+        """For a server of ours: of a foreign one we only know what it sends."""
+        pids = [] if self._server is None else [self._server.pid, target.server.get("engine_pid")]
+        return Watchdog(
+            [pid for pid in pids if pid], lambda what: self._end_early(f"server_stopped: its {what}")
+        )
 
     def _end_early(self, reason: str) -> None:
         if self.began and not self._stop.is_set:

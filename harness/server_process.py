@@ -120,8 +120,10 @@ class ServerProcess:
         return self._ended.wait(timeout_s)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """End it: close the pipe, then SIGTERM, then SIGKILL to the whole group. Returns the exit code."""
+        """End it: close the pipe, then SIGTERM, then SIGKILL to the whole group.
+        One that was stopped is woken first, to write its records. Returns the exit code."""
         self._stopping = True
+        self._signal(signal.SIGCONT)
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()

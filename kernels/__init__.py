@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import torch
+import os
 
-from kernels import triton
-from kernels.cpu.backend import CppBackend
-from kernels.cpu.library import DTYPES, available
-from kernels.interface import AttentionBackend
-from kernels.reference import TorchBackend
+# Read when torch loads its OpenMP runtime, for whoever comes here first (engines.runner says why).
+for _name, _value in (("OMP_WAIT_POLICY", "PASSIVE"), ("GOMP_SPINCOUNT", "50000"), ("KMP_BLOCKTIME", "1")):
+    os.environ.setdefault(_name, _value)
+
+import torch  # noqa: E402
+
+from kernels import triton  # noqa: E402
+from kernels.cpu.backend import CppBackend  # noqa: E402
+from kernels.cpu.library import DTYPES, available  # noqa: E402
+from kernels.interface import AttentionBackend  # noqa: E402
+from kernels.reference import TorchBackend  # noqa: E402
 
 __all__ = ["BACKENDS", "AttentionBackend", "allocate_kv", "get_backend"]
 

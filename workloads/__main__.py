@@ -86,7 +86,7 @@ def _convert(args: argparse.Namespace) -> int:
     from workloads.convert import convert, write
 
     trace = _read(args)
-    if args.to == "azure" and any(row.hash_ids for row in trace.rows):
+    if args.to == "azure" and trace.blocks is not None:
         print("note: the azure format has no block ids; what prompts shared is lost", file=sys.stderr)
     for note in trace.notes:
         print(f"note: {note}", file=sys.stderr)

@@ -1,19 +1,25 @@
 """When users give up.
 
 Four ways: never; before the first token, after a patience; in mid-answer, at a share of the planned answer;
-after a fixed time from the send, whatever has come. No trace of user aborts with their times is public, so
+after a fixed time from the send, whatever has come. Apart from that a client may have a time-out, which
+ends a request as timed out and not as cancelled. No trace of user aborts with their times is public, so
 every number here is a choice, and the schedule keeps each decision so that wasted tokens can be counted.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from workloads.columns import Texts
 from workloads.lengths import Lognormal
 from workloads.settings import Settings
 from workloads.streams import stream
+
+CANCEL_KINDS = ("none", "before_first_token", "after_tokens", "after_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class Timer:
     sigma: float
 
     def seconds(self, u: np.ndarray) -> np.ndarray:
-        return Lognormal(float(np.log(self.p50_s)), self.sigma)(u)
+        return Lognormal(round(math.log(self.p50_s), 12), self.sigma)(u)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +40,39 @@ class Cancellation:
     after_tokens_share: float
     after_tokens_fraction: tuple[float, float]  # of stop_after, uniform
     after_s: Timer
+    timeout_share: float = 0.0  # of the requests whose client has a time-out
+    timeout_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    kind: str
-    value: float | None
+class Decisions:
+    """Of n requests."""
+
+    kind: Texts
+    value: np.ndarray  # float64: seconds or tokens, NaN where none
+    timeout_s: np.ndarray  # float64, NaN where none
 
 
 def read_cancellation(node: Settings) -> Cancellation:
-    """The `cancel` node of a workload."""
-    node.only("before_first_token", "after_tokens", "after_s")
+    """The `cancel` node of a workload, or of a class that has one of its own."""
+    node.only("before_first_token", "after_tokens", "after_s", "timeout")
     tokens = node.node("after_tokens")
     tokens.only("share", "fraction")
     fraction = tokens.numbers("fraction")
     if len(fraction) != 2 or not 0 <= fraction[0] <= fraction[1] <= 1:
         raise tokens.error("fraction", "needs two shares [low, high] of the answer, 0 to 1")
+    timeout_share, timeout_s = 0.0, 600.0
+    if "timeout" in node and node.get("timeout") is not None:
+        timeout = node.node("timeout", "{share: 0.1, s: 60}")
+        timeout.only("share", "s")
+        timeout_share, timeout_s = timeout.share("share"), timeout.number("s", above=0)
     read = Cancellation(
         before_first_token=_timer(node.node("before_first_token")),
         after_tokens_share=tokens.share("share"),
         after_tokens_fraction=(fraction[0], fraction[1]),
         after_s=_timer(node.node("after_s")),
+        timeout_share=timeout_share,
+        timeout_s=timeout_s,
     )
     total = read.before_first_token.share + read.after_tokens_share + read.after_s.share
     if total > 1:
@@ -62,28 +80,35 @@ def read_cancellation(node: Settings) -> Cancellation:
     return read
 
 
-def draw_cancellations(seed: int, cancel: Cancellation, stop_after: np.ndarray) -> list[Decision]:
-    """One decision per request, given the tokens of the answers, int, shape (n,)."""
+def draw_cancellations(
+    seed: int, cancel: Sequence[Cancellation], member: np.ndarray, stop_after: np.ndarray
+) -> Decisions:
+    """One decision per request. cancel: of every class; member: the number of its class; stop_after: the
+    tokens of the answers; both int, shape (n,)."""
     n = len(stop_after)
     which = stream(seed, "cancel", "kind").random(n)
-    patience = cancel.before_first_token.seconds(stream(seed, "cancel", "before_first_token").random(n))
-    low, high = cancel.after_tokens_fraction
-    fraction = low + (high - low) * stream(seed, "cancel", "after_tokens").random(n)
-    seconds = cancel.after_s.seconds(stream(seed, "cancel", "after_s").random(n))
-    first = cancel.before_first_token.share
-    second = first + cancel.after_tokens_share
-    third = second + cancel.after_s.share
-    decisions = []
-    for i in range(n):
-        if which[i] < first:
-            decisions.append(Decision("before_first_token", float(patience[i])))
-        elif which[i] < second:
-            decisions.append(Decision("after_tokens", float(max(1, round(fraction[i] * int(stop_after[i]))))))
-        elif which[i] < third:
-            decisions.append(Decision("after_s", float(seconds[i])))
-        else:
-            decisions.append(Decision("none", None))
-    return decisions
+    patience = stream(seed, "cancel", "before_first_token").random(n)
+    middle = stream(seed, "cancel", "after_tokens").random(n)
+    seconds = stream(seed, "cancel", "after_s").random(n)
+    impatient = stream(seed, "cancel", "timeout").random(n)
+    kind = np.zeros(n, dtype=np.int64)
+    value = np.full(n, np.nan)
+    timeout_s = np.full(n, np.nan)
+    for number, one in enumerate(cancel):
+        mine = np.flatnonzero(member == number)
+        first = one.before_first_token.share
+        second = first + one.after_tokens_share
+        third = second + one.after_s.share
+        kind[mine] = np.searchsorted([first, second, third], which[mine], side="right")
+        early, midway, late = (mine[kind[mine] == k] for k in (0, 1, 2))
+        low, high = one.after_tokens_fraction
+        value[early] = one.before_first_token.seconds(patience[early])
+        fraction = low + (high - low) * middle[midway]
+        value[midway] = np.maximum(1, np.rint(fraction * stop_after[midway]))
+        value[late] = one.after_s.seconds(seconds[late])
+        timeout_s[mine[impatient[mine] < one.timeout_share]] = one.timeout_s
+    # Codes so far: 0 before_first_token, 1 after_tokens, 2 after_s, 3 none.
+    return Decisions(Texts((kind + 1) % 4, CANCEL_KINDS), value, timeout_s)
 
 
 def _timer(node: Settings) -> Timer:

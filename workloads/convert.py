@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from workloads.errors import WorkloadError
-from workloads.tracefile import AZURE_COLUMNS, BLOCK_TOKENS, Trace
+from workloads.trace import Trace
+from workloads.tracefile import AZURE_COLUMNS, BLOCK_TOKENS
 
 TARGETS = ("azure", "mooncake")
 
@@ -43,26 +44,34 @@ def write(lines: Iterator[str], path: str | Path) -> None:
 
 def _azure_lines(trace: Trace) -> Iterator[str]:
     yield ",".join(AZURE_COLUMNS) + "\n"
-    for row in trace.rows:
-        seconds, rest = divmod(row.time_ns, 1_000_000_000)
+    for time_ns, context, generated in _rows(trace):
+        seconds, rest = divmod(time_ns, 1_000_000_000)
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
-        yield f"{moment:%Y-%m-%d %H:%M:%S}.{rest // 100:07d},{row.input_tokens},{row.output_tokens}\n"
+        yield f"{moment:%Y-%m-%d %H:%M:%S}.{rest // 100:07d},{context},{generated}\n"
 
 
 def _mooncake_lines(trace: Trace) -> Iterator[str]:
-    start = trace.rows[0].time_ns
     next_id = 0
-    for row in trace.rows:
-        ids = row.hash_ids
-        if ids is None:
-            blocks = -(-row.input_tokens // BLOCK_TOKENS)
-            ids = tuple(range(next_id, next_id + blocks))
+    start_ns = None
+    for i, (time_ns, input_tokens, output_tokens) in enumerate(_rows(trace)):
+        start_ns = time_ns if start_ns is None else start_ns
+        if trace.blocks is not None:
+            ids = trace.blocks.ids[trace.blocks.start[i] : trace.blocks.start[i + 1]].tolist()
+        else:
+            blocks = -(-input_tokens // BLOCK_TOKENS)
+            ids = list(range(next_id, next_id + blocks))
             next_id += blocks
-        since = row.time_ns - start
+        since = time_ns - start_ns
         record = {
             "timestamp": since // 1_000_000 if since % 1_000_000 == 0 else since / 1e6,
-            "input_length": row.input_tokens,
-            "output_length": row.output_tokens,
-            "hash_ids": list(ids),
+            "input_length": input_tokens,
+            "output_length": output_tokens,
+            "hash_ids": ids,
         }
         yield json.dumps(record) + "\n"
+
+
+def _rows(trace: Trace) -> Iterator[tuple[int, int, int]]:
+    assert trace.time_ns is not None
+    columns = (trace.time_ns, trace.input_tokens, trace.output_tokens)
+    return zip(*(column.tolist() for column in columns), strict=True)

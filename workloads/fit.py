@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import digamma, gammainc, ndtr, polygamma
 
-from workloads.tracefile import Trace
+from workloads.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class TraceFit:
 
 def fit_trace(trace: Trace) -> TraceFit:
     """Fit the two lengths and the gaps of a trace."""
-    times = np.array([row.time_ns - trace.rows[0].time_ns for row in trace.rows]) / 1e9
+    times = trace.times_s()
     return TraceFit(
-        rows=len(trace.rows),
+        rows=len(trace),
         span_s=float(times[-1]),
-        input=fit_lognormal(np.array([row.input_tokens for row in trace.rows])),
-        output=fit_lognormal(np.array([row.output_tokens for row in trace.rows])),
+        input=fit_lognormal(trace.input_tokens),
+        output=fit_lognormal(trace.output_tokens),
         arrivals=fit_gaps(times),
     )
 

@@ -7,21 +7,24 @@ table, and lets answers be rank-correlated with prompts (`correlate`) whatever t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
+from workloads import exact
 from workloads.errors import WorkloadError
 from workloads.settings import Settings
+from workloads.tables import load_table
 
 Quantile = Callable[[np.ndarray], np.ndarray]
 
 DISTRIBUTIONS = ("constant", "discrete", "lognormal", "mixture", "quantiles")
 MOST_TOKENS = 1e15  # beyond it lengths would overflow when they are added up
-_TINY = 1e-12  # keeps u away from 0 and 1, where a lognormal is 0 or infinite
+_GRID = 1 << 13  # points of a mixture's distribution function
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,8 @@ class Discrete:
     weights: tuple[float, ...]
 
     def __call__(self, u: np.ndarray) -> np.ndarray:
-        edges = np.cumsum(self.weights) / np.sum(self.weights)
-        index = np.searchsorted(edges, np.asarray(u), side="right")
+        edges = np.cumsum(self.weights)
+        index = np.searchsorted(edges / edges[-1], np.asarray(u), side="right")
         return np.asarray(self.values)[np.minimum(index, len(self.values) - 1)]
 
 
@@ -51,32 +54,32 @@ class Lognormal:
     sigma: float
 
     def __call__(self, u: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):  # infinite: `scaled` refuses it, a `max` may cut it
-            return np.exp(self.mu + self.sigma * ndtri(np.clip(u, _TINY, 1 - _TINY)))
+        # Infinite where it overflows: `scaled` refuses it, a `max` may cut it.
+        return exact.exp(self.mu + self.sigma * exact.normal_quantile(u))
 
 
 @dataclass(frozen=True, slots=True)
 class LognormalMixture:
-    """Parts (weight, mu, sigma); its quantile has no closed form and is found by bisection in ln tokens."""
+    """Parts (weight, mu, sigma). Its quantile has no closed form: the distribution function on a grid of
+    normal scores from part to part, read backwards."""
 
     parts: tuple[tuple[float, float, float], ...]
 
-    def cdf(self, log_tokens: np.ndarray) -> np.ndarray:
-        total = sum(w for w, _, _ in self.parts)
-        shares = [(w / total) * ndtr((log_tokens - mu) / sigma) for w, mu, sigma in self.parts]
-        return np.sum(shares, axis=0)
-
     def __call__(self, u: np.ndarray) -> np.ndarray:
-        u = np.clip(np.asarray(u, dtype=float), _TINY, 1 - _TINY)
-        # At one share, a mixture's quantile lies between those of its parts.
-        ends = np.array([mu + sigma * ndtri(u) for _, mu, sigma in self.parts])
-        low, high = ends.min(axis=0), ends.max(axis=0)
-        for _ in range(50):
-            middle = (low + high) / 2
-            below = self.cdf(middle) < u
-            low, high = np.where(below, middle, low), np.where(below, high, middle)
-        with np.errstate(over="ignore"):
-            return np.exp((low + high) / 2)
+        return exact.exp(exact.interpolate(u, *_mixture_table(self.parts)))
+
+
+@lru_cache(maxsize=64)
+def _mixture_table(parts: tuple[tuple[float, float, float], ...]) -> tuple[np.ndarray, np.ndarray]:
+    """(shares below, ln tokens), both rising."""
+    scores = np.linspace(-7.1, 7.1, _GRID // len(parts))
+    grid = np.unique(np.concatenate([mu + sigma * scores for _, mu, sigma in parts]))
+    below = np.zeros_like(grid)
+    for weight, mu, sigma in parts:
+        below += weight * exact.normal_share((grid - mu) / sigma)
+    rises = np.concatenate([[True], np.diff(below) > 0])
+    total = math.fsum(weight for weight, _, _ in parts)
+    return below[rises] / total, grid[rises]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,8 @@ class QuantileTable:
     tokens: tuple[float, ...]
 
     def __call__(self, u: np.ndarray) -> np.ndarray:
-        return np.interp(np.asarray(u) * 100, self.percentiles, self.tokens)
+        points, values = np.asarray(self.percentiles), np.asarray(self.tokens)
+        return exact.interpolate(np.asarray(u) * 100, points, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,60 @@ class Clipped:
 
     def __call__(self, u: np.ndarray) -> np.ndarray:
         return np.clip(self.inner(u), self.least, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The tokens of answers, given their prompts': independent of them, rank-correlated, or by a table of
+    their own for each range of prompts (`joint`; edges: the prompts, before length_scale, at which the next
+    table begins)."""
+
+    tables: tuple[Quantile, ...]
+    edges: tuple[float, ...] = ()
+    spearman: float = 0.0
+
+    def draw(self, u: np.ndarray, prompt_tokens: np.ndarray) -> np.ndarray:
+        """u: shares in (0, 1); prompt_tokens before length_scale; both of shape (n,)."""
+        if not self.edges:
+            return self.tables[0](correlate(u, prompt_tokens, self.spearman))
+        which = np.searchsorted(np.asarray(self.edges), prompt_tokens, side="right")
+        tokens = np.empty(len(u))
+        for number, table in enumerate(self.tables):
+            here = which == number
+            tokens[here] = table(u[here])
+        return tokens
+
+    def p99(self) -> float:
+        """Of all answers, where every range of prompts is as frequent as the others."""
+        u = np.array([0.99]) if not self.edges else (np.arange(2000) + 0.5) / 2000
+        return float(
+            np.sort(np.concatenate([table(u) for table in self.tables]))[
+                0 if not self.edges else int(0.99 * len(u) * len(self.tables))
+            ]
+        )
+
+
+def read_answer(node: Settings) -> Answer:
+    """The `output` node of a class."""
+    if node.choice("dist", (*DISTRIBUTIONS, "joint")) == "joint":
+        node.only("dist", "table", "edges", "points", "min", "max")
+        source = node if "table" not in node else load_table(node, "joint")
+        edges = source.numbers("edges")
+        if any(a >= b for a, b in pairwise(edges)):
+            raise source.error("edges", "needs rising numbers of prompt tokens")
+        rows = source.get("points")
+        if not isinstance(rows, Sequence) or len(rows) != len(edges) + 1:
+            message = f"needs {len(edges) + 1} tables of [percentile, tokens]: one for each range"
+            raise source.error("points", message)
+        tables = []
+        for number, points in enumerate(rows):
+            one = Settings({"points": points}, f"{source.name}.points[{number}]")
+            tables.append(_clipped(node, _quantile_table(one)))
+        return Answer(tuple(tables), tuple(edges))
+    spearman = node.number("correlation") if "correlation" in node else 0.0
+    if not -1 <= spearman <= 1:
+        raise node.error("correlation", "needs a rank correlation, -1 to 1")
+    return Answer((read_distribution(node, "correlation"),), spearman=spearman)
 
 
 def distribution_at(node: Settings, key: str) -> Quantile:
@@ -132,14 +190,21 @@ def read_distribution(node: Settings, *extra: str) -> Quantile:
             raise node.error("parts", "needs rows of weight, mu, sigma with weight and sigma above 0")
         inner = LognormalMixture(parts)
     else:
-        node.only(*common, "points")
-        points = node.table("points", 2)
-        percentiles, tokens = zip(*points, strict=True)
-        rising = all(a < b for a, b in pairwise(percentiles))
-        sorted_tokens = list(tokens) == sorted(tokens) and min(tokens) >= 0
-        if not rising or not sorted_tokens or percentiles[0] < 0 or percentiles[-1] > 100:
-            raise node.error("points", "needs rows of percentile (0 to 100, rising) and tokens (not falling)")
-        inner = QuantileTable(percentiles, tokens)
+        node.only(*common, "points", "table")
+        inner = _quantile_table(node if "table" not in node else load_table(node))
+    return _clipped(node, inner)
+
+
+def _quantile_table(node: Settings) -> QuantileTable:
+    percentiles, tokens = zip(*node.table("points", 2), strict=True)
+    rising = all(a < b for a, b in pairwise(percentiles))
+    sorted_tokens = list(tokens) == sorted(tokens) and min(tokens) >= 0
+    if not rising or not sorted_tokens or percentiles[0] < 0 or percentiles[-1] > 100:
+        raise node.error("points", "needs rows of percentile (0 to 100, rising) and tokens (not falling)")
+    return QuantileTable(percentiles, tokens)
+
+
+def _clipped(node: Settings, inner: Quantile) -> Quantile:
     if "min" not in node and "max" not in node:
         return inner
     least = node.number("min", least=0) if "min" in node else 0.0
@@ -156,9 +221,9 @@ def correlate(u: np.ndarray, beside: np.ndarray, spearman: float) -> np.ndarray:
         return u
     ranks = np.empty(len(u))
     ranks[np.argsort(beside, kind="stable")] = np.arange(len(u))
-    scores = ndtri((ranks + 0.5) / len(u))
-    r = 2 * np.sin(np.pi * spearman / 6)
-    return ndtr(r * scores + np.sqrt(1 - r * r) * ndtri(np.clip(u, _TINY, 1 - _TINY)))
+    scores = exact.normal_quantile((ranks + 0.5) / len(u))
+    r = round(2 * math.sin(math.pi * spearman / 6), 12)  # the same everywhere, unlike its last bits
+    return exact.normal_share(r * scores + math.sqrt(1 - r * r) * exact.normal_quantile(u))
 
 
 def scaled(tokens: np.ndarray | float, length_scale: float) -> np.ndarray:

@@ -61,6 +61,11 @@ class RateProfile:
             left -= within
         return total + left * self.stretches[-1].end
 
+    def mean(self, starts_s: np.ndarray, step_s: float) -> np.ndarray:
+        """Requests/s, averaged over step_s from each start."""
+        edges = np.array([self.expected(float(t)) for t in [*starts_s, starts_s[-1] + step_s]])
+        return np.diff(edges) / step_s
+
     def place(self, requests: np.ndarray) -> np.ndarray:
         """Times in seconds at which the expected number of arrivals reaches `requests`, shape (n,), each
         above 0."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from workloads.fit import TraceFit, index_of_dispersion
 from workloads.schedule import Schedule
-from workloads.tracefile import Trace
+from workloads.trace import Trace
 
 QUANTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 
@@ -72,7 +72,7 @@ def print_fit(trace: Trace, fit: TraceFit, console: Console) -> None:
     for column in ("", "n", "mean", *(f"p{q}" for q in QUANTILES), "max", "mu", "sigma", "KS"):
         table.add_column(column, justify="right" if column else "left")
     for name, one in (("input", fit.input), ("output", fit.output)):
-        values = np.array([getattr(row, f"{name}_tokens") for row in trace.rows])
+        values = getattr(trace, f"{name}_tokens")
         table.add_row(name, *_quantile_cells(values), f"{one.mu:.3f}", f"{one.sigma:.3f}", f"{one.ks:.3f}")
     console.print(table)
     gaps = Table(title="arrivals")
@@ -117,14 +117,23 @@ def _quantile_cells(values: np.ndarray, form: str = ".0f") -> list[str]:
 
 
 def _shared_share(schedule: Schedule) -> float:
-    """Share of prompt tokens whose whole prefix, segment by segment, an earlier request had: what a prefix
-    cache without limits could reuse at most."""
-    seen: set[tuple[str, ...]] = set()
+    """Share of prompt tokens whose whole prefix an earlier request had, segment by segment, the last one in
+    part: what a prefix cache without limits could reuse at most."""
+    prompts = schedule.columns.segments
+    longest: dict[tuple[int, ...], int] = {}
     hits = 0
-    for request in schedule:
-        prefix: tuple[str, ...] = ()
-        for segment_id, tokens in request.segments:
-            prefix = (*prefix, f"{segment_id}:{tokens}")
-            hits += tokens if prefix in seen else 0
-            seen.add(prefix)
-    return hits / sum(r.prompt_tokens for r in schedule)
+    start, code, number, tokens = (
+        column.tolist() for column in (prompts.start, prompts.code, prompts.number, prompts.tokens)
+    )
+    for i in range(len(prompts)):
+        prefix: tuple[int, ...] = ()
+        shares = True
+        for k in range(start[i], start[i + 1]):
+            prefix = (*prefix, code[k], number[k])
+            known = longest.get(prefix, 0)
+            if shares:
+                hits += min(known, tokens[k])
+                shares = known >= tokens[k]
+            longest[prefix] = max(known, tokens[k])
+            prefix = (*prefix, tokens[k])
+    return hits / int(prompts.tokens.sum())

@@ -5,25 +5,22 @@ A run saves it as `schedule.parquet`, names it by `sha256()`, and replays it byt
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
+import numpy as np
+
+from workloads.columns import Columns, Segments, Texts
 from workloads.errors import WorkloadError
 
-if TYPE_CHECKING:
-    import numpy as np
-
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 CANCEL_KINDS = ("none", "before_first_token", "after_tokens", "after_s")
-_FLOATS = ("arrival_s", "deadline_ms", "cancel_value", "timeout_s", "think_s")
-_LATER = ("think_s",)
-"""Columns that came after the first schedules: where one holds its default it is no part of the digest, so
-that schedules without it keep theirs."""
+TRANSPORTS = ("http", "websocket")
 _METADATA_KEY = b"batchmark.schedule"
 
 
@@ -55,6 +52,7 @@ class ScheduledRequest:
     cancel_value: float | None = None  # seconds from the send, or tokens of the answer; None when none
     timeout_s: float | None = None
     think_s: float | None = None  # of a later turn: seconds from the end of the turn before it
+    transport: str = "http"  # one of TRANSPORTS; a websocket always streams
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.arrival_s) or self.arrival_s < 0:
@@ -75,6 +73,11 @@ class ScheduledRequest:
                 f"request {self.id}: cancel_kind={self.cancel_kind} with cancel_value={self.cancel_value}, "
                 f"needs one of {', '.join(CANCEL_KINDS)} and a value unless none"
             )
+        if self.transport not in TRANSPORTS or (self.transport == "websocket" and not self.stream):
+            raise WorkloadError(
+                f"request {self.id}: transport={self.transport} with stream={self.stream}, "
+                f"needs one of {', '.join(TRANSPORTS)}; a websocket streams"
+            )
         if self.think_s is not None:
             if not math.isfinite(self.think_s) or self.think_s < 0:
                 raise WorkloadError(f"request {self.id}: think_s={self.think_s}, needs seconds of 0 or more")
@@ -85,11 +88,40 @@ class ScheduledRequest:
                 )
 
 
-@dataclass(frozen=True, slots=True)
+class Rows(Sequence[ScheduledRequest]):
+    """The rows of columns, each made when it is asked for."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @overload
+    def __getitem__(self, index: int) -> ScheduledRequest: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ScheduledRequest]: ...
+    def __getitem__(self, index: int | slice) -> ScheduledRequest | Sequence[ScheduledRequest]:
+        return self._all[index]
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        return iter(self._all)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @cached_property
+    def _all(self) -> tuple[ScheduledRequest, ...]:
+        return tuple(_requests(self.columns))
+
+
+@dataclass(frozen=True)
 class Schedule:
     """All requests of a run in order of arrival, and what they were drawn from."""
 
-    requests: tuple[ScheduledRequest, ...]
+    requests: Sequence[ScheduledRequest]
     name: str
     seed: int
     length_scale: float = 1.0
@@ -103,24 +135,19 @@ class Schedule:
     def __iter__(self) -> Iterator[ScheduledRequest]:
         return iter(self.requests)
 
+    @cached_property
+    def columns(self) -> Columns:
+        """The same rows as arrays."""
+        return self.requests.columns if isinstance(self.requests, Rows) else columns_of(self.requests)
+
     def sha256(self) -> str:
         """Hex digest over the seed (prompts are cut by it) and every column of every request: two schedules
         with one digest send the same bytes at the same times. Names, notes and planned rate do not
         count."""
-        digest = hashlib.sha256(f"batchmark schedule {SCHEMA_VERSION} seed {self.seed}\n".encode())
-        for request in self.requests:
-            row = [
-                _canonical(f.name, value)
-                for f in fields(ScheduledRequest)
-                if not ((value := getattr(request, f.name)) is None and f.name in _LATER)
-            ]
-            digest.update(json.dumps(row, ensure_ascii=True, separators=(",", ":")).encode())
-            digest.update(b"\n")
-        return digest.hexdigest()
+        return self.columns.digest(f"batchmark schedule {SCHEMA_VERSION} seed {self.seed}\n")
 
     def to_parquet(self, path: str | Path) -> None:
         """Write one row per request; what is not a column goes into the file's metadata."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         about = {
@@ -132,12 +159,12 @@ class Schedule:
             "skipped_rows": self.skipped_rows,
             "notes": list(self.notes),
         }
-        schema = _arrow_schema().with_metadata({_METADATA_KEY: json.dumps(about).encode()})
-        columns: dict[str, list[Any]] = {
-            f.name: [getattr(request, f.name) for request in self.requests] for f in fields(ScheduledRequest)
-        }
-        columns["segments"] = [[s._asdict() for s in request.segments] for request in self.requests]
-        pq.write_table(pa.table(columns, schema=schema), path, compression="zstd")
+        table = _arrow_table(self.columns)
+        pq.write_table(
+            table.replace_schema_metadata({_METADATA_KEY: json.dumps(about).encode()}),
+            path,
+            compression="zstd",
+        )
 
     @classmethod
     def from_parquet(cls, path: str | Path) -> Schedule:
@@ -155,17 +182,13 @@ class Schedule:
         if raw is None:
             raise WorkloadError(f"schedule {path}: is parquet, but not a schedule that this project wrote")
         about = json.loads(raw)
-        if about["schema_version"] != SCHEMA_VERSION:
+        if about["schema_version"] not in range(1, SCHEMA_VERSION + 1):
             raise WorkloadError(
                 f"schedule {path}: has schema_version {about['schema_version']}, "
-                f"this version reads {SCHEMA_VERSION}"
+                f"this version reads 1 to {SCHEMA_VERSION}"
             )
-        requests = []
-        for row in table.to_pylist():
-            row["segments"] = tuple(Segment(s["segment_id"], s["tokens"]) for s in row["segments"])
-            requests.append(ScheduledRequest(**row))
         return cls(
-            requests=tuple(requests),
+            requests=Rows(_from_arrow(table)),
             name=about["name"],
             seed=about["seed"],
             length_scale=about["length_scale"],
@@ -186,27 +209,101 @@ def planned_rate(arrivals_s: Sequence[float] | np.ndarray) -> float | None:
     return (len(arrivals_s) - 1) / span if span > 0 else None
 
 
-def _canonical(column: str, value: Any) -> Any:
-    # 5 and 5.0 are one time, and parquet gives back the second.
-    return float(value) if column in _FLOATS and value is not None else value
+_ABSENT = ("deadline_ms", "cancel_value", "timeout_s", "think_s")
+"""Columns where NaN stands for None."""
 
 
-def _arrow_schema() -> Any:
+def columns_of(requests: Sequence[ScheduledRequest]) -> Columns:
+    """The columns of requests."""
+    columns: dict[str, Any] = {}
+    for field in fields(Columns):
+        values = [getattr(r, field.name) for r in requests]
+        if field.name == "segments":
+            columns[field.name] = Segments.of(values)
+        elif field.type == "Texts":
+            columns[field.name] = Texts.of(values)
+        elif field.name in _ABSENT or field.name == "arrival_s":
+            columns[field.name] = np.array([np.nan if v is None else v for v in values], dtype=float)
+        else:
+            columns[field.name] = np.array(values, dtype=bool if field.name == "stream" else np.int64)
+    return Columns(**columns)
+
+
+def _requests(columns: Columns) -> Iterator[ScheduledRequest]:
+    values: dict[str, list[Any]] = {}
+    for field in fields(Columns):
+        column = getattr(columns, field.name)
+        if field.name in _ABSENT:
+            values[field.name] = [None if v != v else v for v in column.tolist()]
+        elif isinstance(column, Texts):
+            values[field.name] = column.list()
+        elif isinstance(column, np.ndarray):
+            values[field.name] = column.tolist()
+    prompts = columns.segments
+    segments = [*map(Segment, prompts.ids(), prompts.tokens.tolist())]
+    start = prompts.start.tolist()
+    totals = prompts.totals().tolist()
+    names = list(values)
+    for i, row in enumerate(zip(*values.values(), strict=True)):
+        yield ScheduledRequest(
+            segments=tuple(segments[start[i] : start[i + 1]]),
+            prompt_tokens=totals[i],
+            **dict(zip(names, row, strict=True)),
+        )
+
+
+def _arrow_table(columns: Columns) -> Any:
     import pyarrow as pa
 
-    segment = pa.struct([pa.field("segment_id", pa.string()), pa.field("tokens", pa.int64())])
-    kinds = {
-        "arrival_s": pa.float64(),
-        "priority": pa.int64(),
-        "deadline_ms": pa.float64(),
-        "stream": pa.bool_(),
-        "turn": pa.int64(),
-        "segments": pa.list_(segment),
-        "prompt_tokens": pa.int64(),
-        "max_tokens": pa.int64(),
-        "stop_after": pa.int64(),
-        "cancel_value": pa.float64(),
-        "timeout_s": pa.float64(),
-        "think_s": pa.float64(),
+    prompts = columns.segments
+    pieces = pa.StructArray.from_arrays(
+        [prompts.arrow_ids(), pa.array(prompts.tokens)], names=["segment_id", "tokens"]
+    )
+    made: dict[str, Any] = {
+        "segments": pa.LargeListArray.from_arrays(pa.array(prompts.start), pieces),
+        "prompt_tokens": pa.array(prompts.totals()),
     }
-    return pa.schema([pa.field(f.name, kinds.get(f.name, pa.string())) for f in fields(ScheduledRequest)])
+    for field in fields(Columns):
+        column = getattr(columns, field.name)
+        if isinstance(column, Texts):
+            made[field.name] = column.arrow()
+        elif isinstance(column, np.ndarray):
+            missing = np.isnan(column) if field.name in _ABSENT else None
+            made[field.name] = pa.array(column, mask=missing)
+    return pa.table({field.name: made[field.name] for field in fields(ScheduledRequest)})
+
+
+def _from_arrow(table: Any) -> Columns:
+    import pyarrow as pa
+
+    n = table.num_rows
+    columns: dict[str, Any] = {}
+    for field in fields(Columns):
+        if field.name not in table.column_names:  # written before it existed
+            late = {"transport": Texts.all("http", n), "think_s": np.full(n, np.nan)}
+            columns[field.name] = late[field.name]
+            continue
+        column = table[field.name].combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0)
+        if field.name == "segments":
+            pieces = column.flatten()
+            ids = _texts(pieces.field("segment_id"))
+            tokens = np.asarray(pieces.field("tokens"), dtype=np.int64)
+            counts = np.asarray(column.value_lengths(), dtype=np.int64)
+            start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+            columns[field.name] = Segments(start, ids.codes, np.full(len(tokens), -1), tokens, ids.names)
+        elif field.type == "Texts":
+            columns[field.name] = _texts(column)
+        elif field.name in _ABSENT or field.name == "arrival_s":
+            columns[field.name] = np.array(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+        else:
+            columns[field.name] = np.array(column.to_numpy(zero_copy_only=False))
+    return Columns(**columns)
+
+
+def _texts(column: Any) -> Texts:
+    coded = column.dictionary_encode()
+    codes = coded.indices.to_numpy(zero_copy_only=False)
+    codes = np.where(np.isnan(codes), -1, codes) if codes.dtype.kind == "f" else codes
+    return Texts(codes.astype(np.int64), tuple(coded.dictionary.to_pylist()))

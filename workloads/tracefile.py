@@ -20,7 +20,10 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from workloads.errors import TraceError, WorkloadError
+from workloads.trace import Blocks, Trace
 
 FORMATS = ("auto", "azure", "mooncake")
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -43,17 +46,6 @@ class TraceRow:
     input_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...] | None = None  # one for each started block of BLOCK_TOKENS prompt tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """The rows of a file, sorted by time."""
-
-    path: str
-    format: str  # azure | mooncake
-    rows: tuple[TraceRow, ...]
-    skipped: int = 0  # bad rows
-    notes: tuple[str, ...] = ()
 
 
 def read_trace(
@@ -104,7 +96,21 @@ def read_trace(
     if falls:
         rows.sort(key=lambda row: row.time_ns)  # stable: rows of one time keep the order of the file
         notes.append(f"timestamps go back {falls} times; rows sorted by time")
-    return Trace(path=path, format=found, rows=tuple(rows), skipped=skipped, notes=tuple(notes))
+    blocks = None
+    if any(row.hash_ids for row in rows):
+        start = np.concatenate([[0], np.cumsum([len(row.hash_ids or ()) for row in rows])])
+        ids = np.array([i for row in rows for i in row.hash_ids or ()], dtype=np.int64)
+        blocks = Blocks(start.astype(np.int64), ids, BLOCK_TOKENS)
+    return Trace(
+        path=path,
+        format=found,
+        time_ns=np.array([row.time_ns for row in rows], dtype=np.int64),
+        input_tokens=np.array([row.input_tokens for row in rows], dtype=np.int64),
+        output_tokens=np.array([row.output_tokens for row in rows], dtype=np.int64),
+        blocks=blocks,
+        skipped=skipped,
+        notes=tuple(notes),
+    )
 
 
 def _numbered_lines(path: str) -> Iterator[tuple[int, bytes]]:

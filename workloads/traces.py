@@ -10,12 +10,15 @@ import math
 
 import numpy as np
 
-from workloads.assembly import COMMON_KEYS, Draft, Piece, assemble, class_cap, read_common
+from workloads.assembly import COMMON_KEYS, Common, Drafts, Prompts, assemble, class_cap, read_common
+from workloads.columns import Segments, Texts
 from workloads.lengths import scaled
 from workloads.rates import RateProfile
 from workloads.schedule import Schedule, planned_rate
 from workloads.settings import Settings
-from workloads.tracefile import BLOCK_TOKENS, FORMATS, TraceRow, read_trace
+from workloads.tenants import NOBODY
+from workloads.trace import Trace
+from workloads.tracefile import FORMATS, read_trace
 
 TRACE_KEYS = ("path", "format", "speed", "limit", "on_bad_row")
 
@@ -35,7 +38,7 @@ def draw_trace(
         limit=node.optional_whole("limit"),
         on_bad_row=node.choice("on_bad_row", ("error", "skip")),
     )
-    times = np.array([row.time_ns - trace.rows[0].time_ns for row in trace.rows], dtype=float) / 1e9
+    times = trace.times_s()
     if isinstance(common.rate, RateProfile):
         raise node.error("rate", "a trace brings its own times; give a number, or null and workload.speed")
     if common.rate is not None:
@@ -52,29 +55,58 @@ def draw_trace(
     if count is not None:
         times = times[:count]
 
-    rows = trace.rows[: len(times)]
-    outputs = scaled(np.array([row.output_tokens for row in rows]), common.length_scale)
-    drafts = [
-        Draft(float(t), common.name, _pieces(row, i, common.name, common.length_scale), int(n))
-        for i, (t, row, n) in enumerate(zip(times, rows, outputs, strict=True))
-    ]
+    n = len(times)
+    segments = _segments(trace, n, common)
+    outputs = scaled(trace.output_tokens[:n], common.length_scale)
+    drafts = Drafts(
+        arrival_s=times,
+        member=np.zeros(n, dtype=np.int64),
+        prompts=Prompts(segments, np.zeros(len(segments.code), dtype=bool)),
+        answer_tokens=outputs,
+        tenant=Texts.all(NOBODY, n),
+        priority=np.zeros(n, dtype=np.int64),
+        deadline_ms=np.full(n, np.nan),
+        session=Texts(np.full(n, -1), ()),
+        turn=np.zeros(n, dtype=np.int64),
+        think_s=np.full(n, np.nan),
+    )
     return assemble(
         drafts,
         common,
         seed=seed,
         planned_rate=planned_rate(times),
-        class_caps={common.name: class_cap(math.ceil(np.percentile(outputs, 99)))},
+        class_names=[common.name],
+        class_caps=[class_cap(math.ceil(np.percentile(outputs, 99)))],
+        habits=[common.habits],
         cut_from_end=True,
         skipped_rows=trace.skipped,
         notes=trace.notes,
     )
 
 
-def _pieces(row: TraceRow, index: int, name: str, length_scale: float) -> tuple[Piece, ...]:
-    if row.hash_ids is None:
-        return (Piece(f"{name}/row/{index}", int(scaled(row.input_tokens, length_scale))),)
+def _segments(trace: Trace, n: int, common: Common) -> Segments:
+    """The prompts of the first n rows: their blocks, or one segment of their own where there are none."""
+    prompts = trace.input_tokens[:n]
+    names = (f"{common.name}/row", f"{common.name}/block")
+    if trace.blocks is None:
+        own = np.zeros(n, dtype=np.int64)
+        return Segments(np.arange(n + 1), own, np.arange(n), scaled(prompts, common.length_scale), names)
+    blocks = trace.blocks.take(np.arange(n))
+    counts = np.diff(blocks.start)
     # Every full block has one length, so that what was shared block by block stays so.
-    block = int(scaled(BLOCK_TOKENS, length_scale))
-    last = min(block, int(scaled(row.input_tokens - BLOCK_TOKENS * (len(row.hash_ids) - 1), length_scale)))
-    lengths = [block] * (len(row.hash_ids) - 1) + [last]
-    return tuple(Piece(f"{name}/block/{i}", n) for i, n in zip(row.hash_ids, lengths, strict=True))
+    block = int(scaled(blocks.tokens, common.length_scale))
+    tokens = np.full(len(blocks.ids), block)
+    some = counts > 0
+    last = scaled(prompts - blocks.tokens * (counts - 1), common.length_scale)
+    tokens[blocks.start[1:][some] - 1] = np.minimum(block, last[some])
+    if some.all():
+        return Segments(blocks.start, np.ones_like(blocks.ids), blocks.ids, tokens, names)
+    # A row without blocks among rows with: one segment of its own.
+    start = np.concatenate([[0], np.cumsum(np.maximum(counts, 1))]).astype(np.int64)
+    code, number, lengths = (np.zeros(start[-1], dtype=np.int64) for _ in range(3))
+    bare = start[:-1][~some]
+    number[bare], lengths[bare] = np.flatnonzero(~some), scaled(prompts[~some], common.length_scale)
+    full = np.ones(start[-1], dtype=bool)
+    full[bare] = False
+    code[full], number[full], lengths[full] = 1, blocks.ids, tokens
+    return Segments(start, code, number, lengths, names)

@@ -134,6 +134,15 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
+def to_dtype(name: str, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in the run's dtype, whatever it was stored in. Raises ConfigError where float16 ends before
+    the values do: infinite weights would give answers of nothing."""
+    result = tensor.to(device=device, dtype=dtype)
+    if dtype == torch.float16 and not torch.isfinite(result).all():
+        raise ConfigError(f"dtype=float16: the checkpoint's {name} has values above 65504; use bfloat16")
+    return result
+
+
 def read_tokenizer(folder: Path, config: ModelConfig, required: bool) -> Tokenizer:
     """The checkpoint's tokenizer; bytes when it has none and none is required."""
     path = folder / "tokenizer.json"

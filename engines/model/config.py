@@ -8,25 +8,39 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.config import ConfigError
+from engines.model.fields import check_fields, need, refuse_other_state, token_ids
+from engines.model.rope_scaling import RopeScaling, read_rope
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How the rotary frequencies of a checkpoint were stretched. kind: linear | llama3."""
-
-    kind: str
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_positions: int = 8192
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
+    "mistral": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "qwen2": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+}
+_DEFAULTS = {**_DEFAULTS, "qwen3": {**_DEFAULTS["qwen2"], "head_dim": 128}}
+"""What transformers takes for a field that the file leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Sizes are in elements; `ffn` is the inner size of the gated MLP. Hq % Hk == 0 holds for every
-    instance."""
+    instance. windows: per layer, how many of the last tokens a query sees, itself included, or 0 for all of
+    them; empty when every layer sees all."""
 
     family: str
     hidden: int
@@ -43,8 +57,9 @@ class ModelConfig:
     tied_embeddings: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
+    mlp_bias: bool = False
     qk_norm: bool = False
-    sliding_window: int | None = None
+    windows: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
@@ -60,10 +75,24 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"config.json: head_dim={self.head_dim} is odd: rotary positions need pairs")
+        if len(self.windows) not in (0, self.layers) or any(window < 0 for window in self.windows):
+            raise ConfigError(
+                f"config.json: windows={self.windows} needs a size per layer, {self.layers} in all"
+            )
 
     @property
     def scale(self) -> float:
         return 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def context(self) -> int:
+        """Positions that the model has."""
+        scaling = self.rope_scaling
+        return self.max_positions if scaling is None else scaling.context(self.max_positions)
+
+    def window(self, layer: int) -> int:
+        """Tokens that a query of this layer sees at most; 0: all of them."""
+        return self.windows[layer] if self.windows else 0
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of keys and values that one token holds over all layers."""
@@ -71,15 +100,10 @@ class ModelConfig:
 
     def check_context(self, max_model_len: int) -> None:
         """Raise ConfigError when the model cannot serve contexts of max_model_len tokens exactly."""
-        if max_model_len > self.max_positions:
+        if max_model_len > self.context:
             raise ConfigError(
-                f"engine.max_model_len={max_model_len}: the model has {self.max_positions} positions "
+                f"engine.max_model_len={max_model_len}: the model has {self.context} positions "
                 f"(max_position_embeddings); use at most that"
-            )
-        if self.sliding_window is not None and self.sliding_window < max_model_len:
-            raise ConfigError(
-                f"config.json: sliding_window={self.sliding_window} would be active, and only full attention "
-                f"is supported; engine.max_model_len={self.sliding_window} or less works"
             )
 
     @classmethod
@@ -92,30 +116,41 @@ class ModelConfig:
                 f"config.json: model_type={family} is not one of {', '.join(FAMILIES)}; "
                 "model.impl=hf may run it"
             )
-        _refuse_unsupported(raw)
-        hidden, heads = _need(raw, "hidden_size"), _need(raw, "num_attention_heads")
-        theta, scaling = _rope(raw)
-        bias = bool(raw.get("attention_bias", False)) and family in ("llama", "qwen3")
-        defaults = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+        refuse_other_state(raw)
+        check_fields(raw)
+        raw = {**_DEFAULTS[family], **raw}
+        if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+            raise ConfigError(f"config.json: hidden_act={raw['hidden_act']!r} is not supported: only silu is")
+        for key, families in (("mlp_bias", ("llama",)), ("attention_bias", ("llama", "qwen2", "qwen3"))):
+            if raw.get(key) and family not in families:
+                raise ConfigError(f"config.json: {key}={raw[key]!r} is not supported for model_type={family}")
+        hidden, heads, layers = (
+            need(raw, key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+        )
+        max_positions = need(raw, "max_position_embeddings")
+        theta, scaling = read_rope(raw, max_positions)
+        bias = bool(raw.get("attention_bias", False)) and family != "qwen2"  # which always has its own
+        windows = _windows(raw, family, layers)
         return cls(
             family=family,
             hidden=hidden,
-            layers=_need(raw, "num_hidden_layers"),
+            layers=layers,
             heads=heads,
-            kv_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or (128 if family == "qwen3" else hidden // heads),
-            ffn=_need(raw, "intermediate_size"),
-            vocab=_need(raw, "vocab_size"),
-            max_positions=raw.get("max_position_embeddings") or defaults[family],
+            kv_heads=heads if raw.get("num_key_value_heads") is None else raw["num_key_value_heads"],
+            head_dim=hidden // max(heads, 1) if raw.get("head_dim") is None else raw["head_dim"],
+            ffn=need(raw, "intermediate_size"),
+            vocab=need(raw, "vocab_size"),
+            max_positions=max_positions,
             rope_theta=theta,
             rope_scaling=scaling,
-            rms_eps=_need({"rms_norm_eps": 1e-6, **raw}, "rms_norm_eps", float),
+            rms_eps=need({"rms_norm_eps": 1e-6, **raw}, "rms_norm_eps", float),
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=bias or family == "qwen2",
             o_bias=bias,
+            mlp_bias=bool(raw.get("mlp_bias", False)),
             qk_norm=family == "qwen3",
-            sliding_window=_sliding_window(raw, family),
-            eos_token_ids=_token_ids(raw, "eos_token_id"),
+            windows=windows if any(windows) else (),
+            eos_token_ids=token_ids(raw, "eos_token_id"),
             bos_token_id=raw.get("bos_token_id"),
         )
 
@@ -137,115 +172,46 @@ class ModelConfig:
             "rms_norm_eps": self.rms_eps,
             "tie_word_embeddings": self.tied_embeddings,
             "attention_bias": self.qkv_bias and self.family != "qwen2",
+            "mlp_bias": self.mlp_bias,
             "bos_token_id": self.bos_token_id,
             "eos_token_id": list(self.eos_token_ids)
             if len(self.eos_token_ids) != 1
             else self.eos_token_ids[0],
         }
-        if self.sliding_window is not None:
-            raw["sliding_window"] = self.sliding_window
-            if self.family.startswith("qwen"):
-                raw["use_sliding_window"] = True
+        raw["sliding_window"] = max(self.windows, default=0) or None
+        if self.family.startswith("qwen"):
+            raw["use_sliding_window"] = bool(self.windows)
+            raw["layer_types"] = [SLIDING if self.window(i) else FULL for i in range(self.layers)]
         if self.rope_scaling is not None:
-            scaling = self.rope_scaling
-            raw["rope_scaling"] = {"rope_type": scaling.kind, "factor": scaling.factor} | (
-                {
-                    "low_freq_factor": scaling.low_freq_factor,
-                    "high_freq_factor": scaling.high_freq_factor,
-                    "original_max_position_embeddings": scaling.original_max_positions,
-                }
-                if scaling.kind == "llama3"
-                else {}
-            )
+            raw["rope_scaling"] = self.rope_scaling.to_hf()
         return raw
 
 
-def _token_ids(raw: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    """A token id, or a list of them, or none."""
-    value = raw.get(key)
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if any(type(i) is not int or i < 0 for i in ids):
-        raise ConfigError(f"config.json: {key}={value!r} needs a token id or a list of them")
-    return tuple(ids)
-
-
-def _need(raw: Mapping[str, Any], key: str, kind: type = int) -> Any:
-    value = raw.get(key)
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or (kind is int and not isinstance(value, int)):
-        raise ConfigError(
-            f"config.json: {key}={value!r} needs a number" if key in raw else f"config.json: {key} is missing"
-        )
-    return kind(value)
-
-
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    must_be = {
-        "hidden_act": (None, "silu"),
-        "mlp_bias": (None, False),
-        "attn_logit_softcapping": (None,),
-        "final_logit_softcapping": (None,),
-        "num_experts": (None, 0),
-        "num_local_experts": (None, 0),
-        "partial_rotary_factor": (None, 1, 1.0),
-        "quantization_config": (None,),
-        "pretraining_tp": (None, 0, 1),
-    }
-    for key, allowed in must_be.items():
-        value = raw.get(key)
-        if value not in allowed:
-            raise ConfigError(f"config.json: {key}={value!r} is not supported by model.impl=lean")
-    layer_types = raw.get("layer_types") or []
-    if not isinstance(layer_types, list):
-        raise ConfigError(f"config.json: layer_types={layer_types!r} needs a list")
-    kinds = {str(kind) for kind in layer_types} - {"full_attention", "sliding_attention"}
-    if kinds:
-        raise ConfigError(
-            f"config.json: layer_types={', '.join(sorted(kinds))}: only full_attention is supported"
-        )
-
-
-def _sliding_window(raw: Mapping[str, Any], family: str) -> int | None:
+def _windows(raw: Mapping[str, Any], family: str, layers: int) -> tuple[int, ...]:
+    """The window of every layer, as transformers derives it: Mistral has one for all layers or none; Qwen has
+    it in the layers that layer_types names, else from max_window_layers on, and only with
+    use_sliding_window."""
+    qwen, given = family.startswith("qwen"), raw.get("layer_types")
     window = raw.get("sliding_window")
-    if window is None or family == "llama":
-        return None
-    if family.startswith("qwen") and not raw.get("use_sliding_window", False):
-        return None
-    layer_types = raw.get("layer_types")
-    if layer_types and "sliding_attention" not in layer_types:
-        return None
-    return int(window)
-
-
-def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """transformers 5 keeps theta and scaling in rope_parameters, 4 in rope_theta and rope_scaling."""
-    values: dict[str, Any] = {}
-    for key in ("rope_scaling", "rope_parameters"):
-        given = raw.get(key) or {}
-        if not isinstance(given, dict):
-            raise ConfigError(f"config.json: {key}={given!r} needs an object")
-        values |= given
-    theta = _need(
-        {"rope_theta": values.get("rope_theta") or raw.get("rope_theta") or 10_000.0}, "rope_theta", float
-    )
-    if values.get("partial_rotary_factor") not in (None, 1, 1.0):
+    if qwen and not raw.get("use_sliding_window"):
+        window = None
+    if window is not None and (family == "llama" or need(raw, "sliding_window") < 1):
         raise ConfigError(
-            f"config.json: partial_rotary_factor={values['partial_rotary_factor']}: only 1 works"
+            f"config.json: sliding_window={window!r} of a model_type={family}: "
+            + ("which layers would have it is not said" if family == "llama" else "needs to be above 0")
         )
-    kind = values.get("rope_type") or values.get("type") or "default"
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, RopeScaling("linear", _need(values, "factor", float))
-    if kind == "llama3":
-        return theta, RopeScaling(
-            "llama3",
-            _need(values, "factor", float),
-            _need(values, "low_freq_factor", float),
-            _need(values, "high_freq_factor", float),
-            _need(values, "original_max_position_embeddings", int),
-        )
-    raise ConfigError(
-        f"config.json: rope_type={kind} is not supported (default, linear, llama3 are); dynamic and longrope "
-        f"let one long request change its neighbours' positions"
-    )
+    first = need(raw, "max_window_layers") if qwen else 0
+    kinds = [FULL if window is None or i < first else SLIDING for i in range(layers)]
+    if given:
+        if len(given) != layers:
+            raise ConfigError(
+                f"config.json: layer_types has {len(given)} entries, num_hidden_layers={layers}"
+            )
+        given = [FULL if kind == "attention" else kind for kind in given]
+        if given != kinds and (not qwen or window is None):
+            raise ConfigError(
+                f"config.json: layer_types does not fit sliding_window={window} of a model_type={family}, "
+                f"which means {kinds[0]} in every layer"
+            )
+        kinds = given
+    return tuple(window if kind == SLIDING and window is not None else 0 for kind in kinds)

@@ -17,11 +17,19 @@ from torch import nn
 from engines.config import ConfigError
 from engines.model.base import ForwardContext, RowProbe
 from engines.model.config import ModelConfig
+from engines.model.fields import refuse_other_state, token_ids
+from engines.model.rope_scaling import RopeScaling
 from engines.model.transformers_import import import_transformers
 
 transformers = import_transformers()
 
 NAME = "batchmark_paged"
+_REFUSED_KEYWORDS = {
+    "softcap": "soft-capped attention scores",
+    "s_aux": "attention sinks",
+    "position_bias": "positions as a bias of the scores",
+    "head_mask": "masked heads",
+}
 _open_adapters = 0  # the registration belongs to the process, not to one model
 
 
@@ -97,13 +105,27 @@ class HfAdapter:
             real_tokens=1,
             sample_rows=zero,
         )
-        with torch.inference_mode():
-            self.forward(zero, zero, ctx)
-        family, shape = self.config.family, (self.config.heads, self.config.kv_heads, self.config.head_dim)
+        family = self.config.family
+        try:
+            with torch.inference_mode():
+                self.forward(zero, zero, ctx)
+        except ConfigError:
+            raise
+        except Exception as error:  # modelling code that was not written for it fails in any way it likes
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"config.json: model_type={family} does not run through the paged attention ({reason})"
+            ) from error
+        shape = (self.config.heads, self.config.kv_heads, self.config.head_dim)
         if probe.layers != set(range(self.config.layers)):
             raise ConfigError(
                 f"config.json: model_type={family} runs {len(probe.layers)} of {self.config.layers} layers "
                 "through attention; the others keep state that the paged cache does not hold"
+            )
+        if probe.calls != self.config.layers:
+            raise ConfigError(
+                f"config.json: model_type={family} calls attention {probe.calls} times in "
+                f"{self.config.layers} layers; the paged cache holds one set of keys and values a layer"
             )
         if probe.shapes != {shape}:
             raise ConfigError(
@@ -125,12 +147,12 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers calls in every layer. Returns [1, T, Hq, D]."""
     if batchmark_ctx is None:
-        raise RuntimeError(f"attn_implementation={NAME} runs only under engines.model.hf_adapter")
-    for name in ("softcap", "s_aux", "position_bias", "head_mask"):
-        if (
-            kwargs.get(name) is not None
-        ):  # a keyword that changes attention must stop the run, never be dropped
-            raise ConfigError(f"this model's attention uses {name}, which is not supported")
+        raise RuntimeError(
+            f"attn_implementation={NAME} runs only under engines.model.hf_adapter, which hands it a context"
+        )
+    for name, what in _REFUSED_KEYWORDS.items():  # never dropped: the answers would be wrong
+        if kwargs.get(name) is not None:
+            raise ConfigError(f"this model's attention uses {name} ({what}), which is not supported")
     if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
         raise ConfigError("this model's attention is not causal")
     ctx, layer = batchmark_ctx, cast(int, module.layer_idx)
@@ -141,8 +163,18 @@ def paged_attention(
     real = ctx.real_tokens
     out[real:] = 0  # attention leaves the padding rows alone: keep them finite
     scale = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    window = kwargs.get("sliding_window") or 0  # of this layer, None where it sees all
     ctx.backend.paged_attention(
-        q[:real], k_cache, v_cache, ctx.cu_q, ctx.kv_len, ctx.block_table, scale, ctx.max_q_len, out[:real]
+        q[:real],
+        k_cache,
+        v_cache,
+        ctx.cu_q,
+        ctx.kv_len,
+        ctx.block_table,
+        scale,
+        ctx.max_q_len,
+        out[:real],
+        window=window,
     )
     return out[None], None
 
@@ -153,6 +185,7 @@ class _AttentionProbe:
     name = "probe"
 
     def __init__(self) -> None:
+        self.calls = 0
         self.layers: set[int] = set()
         self.shapes: set[tuple[int, int, int]] = set()
 
@@ -166,6 +199,7 @@ class _AttentionProbe:
         if k.shape != v.shape:
             raise ConfigError("this model's keys and values differ in size: the paged cache needs one size")
         self._kv_heads = k.shape[1]
+        self.calls += 1
 
     def paged_attention(self, q: torch.Tensor, *rest: Any, window: int = 0) -> None:
         self.shapes.add((q.shape[1], self._kv_heads, q.shape[2]))
@@ -184,6 +218,8 @@ def _hf_config(raw: dict[str, Any]) -> Any:
 def _shape(config: Any) -> ModelConfig:
     """What the runner needs to know of any decoder. Raises ConfigError."""
     text: Any = config.get_text_config(decoder=True)
+    family, fields = config.model_type, text.to_dict()
+    refuse_other_state(fields)
     ropes = getattr(text, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope"):
@@ -191,25 +227,37 @@ def _shape(config: Any) -> ModelConfig:
                 f"config.json: rope_type={rope['rope_type']} is not supported: one long request would change "
                 "its neighbours' positions"
             )
-    heads = text.num_attention_heads
-    window, kinds = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
-    if (kinds and "sliding_attention" not in kinds) or getattr(text, "use_sliding_window", True) is False:
-        window = None
-    eos = text.eos_token_id
+    heads, hidden, layers, positions = (
+        _attribute(text, name, family)
+        for name in ("num_attention_heads", "hidden_size", "num_hidden_layers", "max_position_embeddings")
+    )
+    scaling, factor = None, ropes.get("factor")
+    if ropes.get("rope_type") in ("linear", "yarn") and isinstance(factor, int | float):
+        original = ropes.get("original_max_position_embeddings") or positions
+        scaling = RopeScaling(ropes["rope_type"], factor, original_max_positions=original)
     return ModelConfig(
-        family=config.model_type,
-        hidden=text.hidden_size,
-        layers=text.num_hidden_layers,
+        family=family,
+        hidden=hidden,
+        layers=layers,
         heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        ffn=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        vocab=text.vocab_size,
-        max_positions=text.max_position_embeddings,
-        sliding_window=window,
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        head_dim=getattr(text, "head_dim", None) or hidden // heads,
+        ffn=getattr(text, "intermediate_size", None) or 4 * hidden,
+        vocab=_attribute(text, "vocab_size", family),
+        max_positions=positions,
+        rope_scaling=scaling,
+        eos_token_ids=token_ids(fields, "eos_token_id"),
         bos_token_id=text.bos_token_id,
     )
+
+
+def _attribute(config: Any, name: str, family: str) -> int:
+    value = getattr(config, name, None)
+    if not isinstance(value, int):
+        raise ConfigError(
+            f"config.json: a model_type={family} has no {name}: only decoders with attention run"
+        )
+    return value
 
 
 def _build(

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from engines.config import ConfigError
 from engines.model.base import ForwardContext, RowProbe
+from engines.model.checkpoint import to_dtype
 from engines.model.config import ModelConfig
 from engines.model.linear import Linear
 from engines.model.rope import rope_tables
@@ -48,7 +49,7 @@ class LeanModel:
         the model never exist at once. Raises ConfigError for a missing or misshapen tensor."""
         self.config = config
         self.parameters = 0
-        self._ops = fused.ops(device, dtype)
+        self.ops: fused.FusedOps = fused.ops(device, dtype)
         take = _Taker(self, weights, device, dtype)
         hidden, q_size, kv_size = (
             config.hidden,
@@ -76,6 +77,10 @@ class LeanModel:
         if c.qkv_bias:
             bias = torch.cat([take(f"{attention}{n}_proj.bias", size) for n, size in rows.items()])
         gate_up = torch.cat([take(f"{prefix}mlp.{n}_proj.weight", c.ffn, c.hidden) for n in ("gate", "up")])
+        gate_up_bias = down_bias = None
+        if c.mlp_bias:
+            gate_up_bias = torch.cat([take(f"{prefix}mlp.{n}_proj.bias", c.ffn) for n in ("gate", "up")])
+            down_bias = take(prefix + "mlp.down_proj.bias", c.hidden)
         return Layer(
             input_norm=take(prefix + "input_layernorm.weight", c.hidden),
             qkv=Linear(qkv, bias),
@@ -86,13 +91,13 @@ class LeanModel:
                 take(attention + "o_proj.bias", c.hidden) if c.o_bias else None,
             ),
             mlp_norm=take(prefix + "post_attention_layernorm.weight", c.hidden),
-            gate_up=Linear(gate_up),
-            down=Linear(take(prefix + "mlp.down_proj.weight", c.hidden, c.ffn)),
+            gate_up=Linear(gate_up, gate_up_bias),
+            down=Linear(take(prefix + "mlp.down_proj.weight", c.hidden, c.ffn), down_bias),
         )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """token_ids, positions [T] -> logits [R, vocab] of the rows ctx.sample_rows."""
-        ops, eps, heads = self._ops, self.config.rms_eps, self.config.heads
+        ops, eps, heads = self.ops, self.config.rms_eps, self.config.heads
         kv_heads, head_dim, scale = self.config.kv_heads, self.config.head_dim, self.config.scale
         tokens, last = token_ids.shape[0], len(self.layers) - 1
         residual = F.embedding(token_ids, self.embedding)
@@ -119,6 +124,7 @@ class LeanModel:
                 scale,
                 ctx.max_q_len,
                 attended_real,
+                window=self.config.window(i),
             )
             rows = attended.view(tokens, heads * head_dim)
             if i == last:
@@ -133,7 +139,7 @@ class LeanModel:
         return self.head(x)
 
     def row_probes(self) -> list[RowProbe]:
-        first, ops, eps = self.layers[0], self._ops, self.config.rms_eps
+        first, ops, eps = self.layers[0], self.ops, self.config.rms_eps
         products = (first.qkv, first.o, first.gate_up, first.down)
         return [
             RowProbe(self.config.hidden, lambda x: ops.rms_norm(x, first.input_norm, eps)),
@@ -175,4 +181,4 @@ class _Taker:
         if tuple(tensor.shape) != shape:
             raise ConfigError(f"the checkpoint's {name} is {list(tensor.shape)}, config.json: {list(shape)}")
         self._model.parameters += tensor.numel()
-        return tensor.to(device=self._device, dtype=self._dtype).contiguous()
+        return to_dtype(name, tensor, self._device, self._dtype).contiguous()

@@ -56,6 +56,9 @@ def random_weights(config: ModelConfig, seed: int, embedding_std: float = 1.0) -
         weights[prefix + "mlp.gate_proj.weight"] = normal(config.ffn, hidden)
         weights[prefix + "mlp.up_proj.weight"] = normal(config.ffn, hidden)
         weights[prefix + "mlp.down_proj.weight"] = normal(hidden, config.ffn, 2.0)
+        if config.mlp_bias:
+            for name, rows in (("gate", config.ffn), ("up", config.ffn), ("down", hidden)):
+                weights[f"{prefix}mlp.{name}_proj.bias"] = torch.zeros(rows)
         weights[prefix + "input_layernorm.weight"] = torch.ones(hidden)
         weights[prefix + "post_attention_layernorm.weight"] = torch.ones(hidden)
     weights["model.norm.weight"] = torch.ones(hidden)

@@ -27,6 +27,7 @@ class NoSettings:
 class Scheduler(ABC):
     whole_prompts: ClassVar[bool] = False  # it never cuts a prompt: the budget must hold the longest
     in_turn: ClassVar[bool] = True  # it takes who is next from `entering`; else it cannot have lanes
+    overlaps: ClassVar[bool] = False  # it may plan while a pass runs: lengths are all that it looks at
     Settings: ClassVar[type[Any]] = (
         NoSettings  # a frozen dataclass: the keys of engine.policy; may raise ValueError
     )

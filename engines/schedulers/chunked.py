@@ -33,6 +33,7 @@ class ChunkedSettings:
 
 
 class ChunkedScheduler(Scheduler):
+    overlaps = True
     Settings = ChunkedSettings
 
     _turn = -1  # seq_id after which the next round of decodes begins, where not all fit one iteration

@@ -15,6 +15,7 @@ from engines.schedulers.base import Scheduler
 
 class ContinuousScheduler(Scheduler):
     whole_prompts = True
+    overlaps = True
 
     def schedule(self, now: float) -> Plan:
         plan = Plan()

@@ -13,27 +13,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engines.config import EngineConfig
 from engines.schedulers.static import StaticScheduler
 from engines.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicSettings:
-    preferred_batch_sizes: tuple[int, ...] = ()
+    preferred_batch_sizes: tuple[int, ...] | None = ()  # None: a quarter and a half of the seats
 
     def __post_init__(self) -> None:
-        if any(size < 1 for size in self.preferred_batch_sizes):
-            raise ValueError(f"preferred_batch_sizes={list(self.preferred_batch_sizes)}: needs sizes above 0")
+        sizes = self.preferred_batch_sizes or ()
+        if any(size < 1 for size in sizes):
+            raise ValueError(f"preferred_batch_sizes={list(sizes)}: needs sizes above 0")
+
+    def check(self, config: EngineConfig) -> None:
+        """As Triton does when it loads a model: no preferred size is larger than a batch can be."""
+        sizes = self.preferred_batch_sizes or ()
+        if any(size > config.max_num_seqs for size in sizes):
+            raise ValueError(
+                f"preferred_batch_sizes={list(sizes)}: no batch has more than engine.max_num_seqs="
+                f"{config.max_num_seqs}; needs sizes of at most that, or null (a quarter and a half of it)"
+            )
 
 
 class DynamicScheduler(StaticScheduler):
     whole_prompts = True
     Settings = DynamicSettings
 
+    @property
+    def preferred(self) -> tuple[int, ...]:
+        sizes: tuple[int, ...] | None = self.settings.preferred_batch_sizes
+        seats = self.config.max_num_seqs
+        return tuple(n for n in (seats // 4, seats // 2) if n > 1) if sizes is None else sizes
+
     def _next_batch(self) -> list[Sequence]:
         batch = super()._next_batch()
-        preferred = [size for size in self.settings.preferred_batch_sizes if size <= len(batch)]
+        preferred = [size for size in self.preferred if size <= len(batch)]
         return batch[: max(preferred)] if preferred else batch
 
     def _is_full(self, batch: list[Sequence]) -> bool:
-        return len(batch) in self.settings.preferred_batch_sizes or super()._is_full(batch)
+        return len(batch) in self.preferred or super()._is_full(batch)

@@ -32,6 +32,7 @@ class PrefillFirstSettings:
 
 class PrefillFirstScheduler(Scheduler):
     whole_prompts = True
+    overlaps = True
     Settings = PrefillFirstSettings
 
     _last = 0.0  # when the last iteration began

@@ -42,6 +42,7 @@ class TgiSettings:
 
 class TgiScheduler(Scheduler):
     whole_prompts = True
+    overlaps = True
     Settings = TgiSettings
 
     _waited = 1

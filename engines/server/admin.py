@@ -73,17 +73,20 @@ class Admin:
 
     async def change(self, request: web.Request) -> web.Response:
         """?route=NAME (the default one if left out); a body of {limit: value}, and `enabled` for a route."""
-        number = self._named(request.query.get("route", DEFAULT))
+        number = self._named(_only(request, "route", DEFAULT))
         name = self._names[number]
         changes = protocol.parse_json(await request.read())
         if not changes:
             raise ApiError("the body is {}: needs at least one limit, such as max_num_seqs")
-        enabled = changes.pop("enabled", None)
-        if enabled is not None and (not isinstance(enabled, bool) or name == DEFAULT):
-            raise ApiError(f"enabled={shown(enabled)}: needs true or false, and ?route= with another route")
+        asked_to = "enabled" in changes
+        enabled = changes.pop("enabled", self.enabled[number])
+        if not isinstance(enabled, bool):
+            raise ApiError(f"enabled={shown(enabled)}: needs true or false", param="enabled")
+        if name == DEFAULT and not enabled:
+            raise ApiError("enabled=false: the default route takes what is left; needs ?route= with another")
         told = await self._ask("limits", {"route": name, "changes": changes})
         changed = told["changed"]
-        if enabled is not None:
+        if asked_to:
             changed = {**changed, "enabled": {"old": self.enabled[number], "new": enabled}}
             self.enabled[number] = enabled
         self.queue_timeout_ms[number] = told["limits"][name]["queue_timeout_ms"]
@@ -93,7 +96,7 @@ class Admin:
 
     async def steps(self, request: web.Request) -> web.Response:
         """?last=N: the last N step plans, the oldest first."""
-        asked = request.query.get("last", str(DEFAULT_STEPS))
+        asked = _only(request, "last", str(DEFAULT_STEPS))
         if not (re.fullmatch(r"[0-9]{1,9}", asked) and 1 <= int(asked) <= MOST):
             raise ApiError(f"last={shown(asked)}: needs a whole number from 1 to {MOST}", param="last")
         steps: list[Any] = []
@@ -131,6 +134,15 @@ class Admin:
             }
             for number, route in enumerate(self.routes)
         ]
+
+
+def _only(request: web.Request, name: str, default: str) -> str:
+    """The one parameter that a path takes: what is misspelt would change, or show, something else."""
+    query = request.query
+    for key in query:
+        if key != name or len(query.getall(key)) > 1:
+            raise ApiError(f"?{shown(key)}: needs ?{name}=, once", param=key)
+    return query.get(name, default)
 
 
 def _json(value: object) -> web.Response:

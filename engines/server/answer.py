@@ -39,6 +39,7 @@ class Answer:
     ) -> None:
         self.finish_reason: str | None = None
         self.output_tokens = 0
+        self._cached_tokens: int | None = None
         self._asked = asked
         self._prompt_tokens = prompt_tokens
         self._detokenizer = detokenizer
@@ -59,7 +60,10 @@ class Answer:
         if delta.finish_reason in GIVEN_UP:
             raise Refused(delta.finish_reason, GIVEN_UP[delta.finish_reason], 503)
         if delta.finish_reason not in (None, "stop", "length"):
-            raise ApiError(delta.error or f"the engine ended this request: {delta.finish_reason}", 500)
+            going = delta.finish_reason == "going"  # the server is: its stream has begun
+            message = delta.error or f"the engine ended this request: {delta.finish_reason}"
+            raise ApiError(message, 503 if going else 500, code="going" if going else None)
+        self._cached_tokens = delta.cached_tokens
         piece = self._detokenizer.push(delta.token_ids)
         self.output_tokens += piece.used
         text = piece.text
@@ -109,9 +113,12 @@ class Answer:
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         return b"data: " + orjson.dumps({**self._head, "choices": choices, **more}) + b"\n\n"
 
-    def _usage(self) -> dict[str, int]:
-        return {
+    def _usage(self) -> dict[str, Any]:
+        usage: dict[str, Any] = {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self.output_tokens,
             "total_tokens": self._prompt_tokens + self.output_tokens,
         }
+        if self._cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens}
+        return usage

@@ -21,7 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from engines.model.tokenizer import Tokenizer
 from engines.pace import retry_after
 from engines.request import Refused
-from engines.routes import Route
+from engines.routes import CHAT, COMPLETIONS, Route
 from engines.server import protocol
 from engines.server.access import check_host, check_key, local_names
 from engines.server.admin import Admin, check_token, is_admin
@@ -82,8 +82,8 @@ class Server:
         app = web.Application(client_max_size=self._body_limit, middlewares=[self._guard])
         app.add_routes(
             [
-                web.post("/v1/completions", self._completions),
-                web.post("/v1/chat/completions", self._chat),
+                web.post(COMPLETIONS, self._completions),
+                web.post(CHAT, self._chat),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{name:.+}", self._model),
                 web.get("/health", self._health),

@@ -26,6 +26,7 @@ class Delta:
     token_ids: list[int]
     finish_reason: str | None = None
     error: str | None = None
+    cached_tokens: int | None = None  # of its prompt, found in the prefix cache; None: there is none
 
 
 class NotDone(Exception):
@@ -55,6 +56,8 @@ class Stream:
         "_tokens",
         "_waiter",
         "arrival_ns",
+        "begun",
+        "cached_tokens",
         "first_token_ns",
         "first_tokens",
         "key",
@@ -75,6 +78,8 @@ class Stream:
         self.arrival_ns = arrival_ns
         self.transport = transport
         self.tags = tags
+        self.cached_tokens: int | None = None  # of its prompt, once it has a token; None: no prefix cache
+        self.begun = False  # headers of its answer have left, so that no status can say any more how it ends
         self.first_token_ns: int | None = None
         self.last_token_ns: int | None = None
         self.first_tokens = 0  # tokens in the first output
@@ -98,7 +103,7 @@ class Stream:
         if self._refused is not None:
             raise self._refused
         tokens, self._tokens = self._tokens, []
-        return Delta(tokens, self._finish_reason, self._error)
+        return Delta(tokens, self._finish_reason, self._error, self.cached_tokens)
 
     def push(self, token_ids: list[int], now_ns: int) -> None:
         self._tokens.extend(token_ids)
@@ -181,13 +186,13 @@ class EngineClient:
             self._asked.pop(key, None)
 
     def fail_open(self, reason: str, refuse: bool = False) -> None:
-        """End every stream with an error, or, with `refuse`, send those away that have no token yet; let the
-        engine forget them."""
+        """End every stream with an error, or, with `refuse`, as going: those whose headers have not left are
+        sent away, whatever was computed for them. Let the engine forget them."""
         for stream in list(self._open.values()):
-            if refuse and stream.first_token_ns is None:
+            if refuse and not stream.begun:
                 stream.refuse(Refused("going", reason, 503))
             else:
-                stream.finish("error", reason)
+                stream.finish("going" if refuse else "error", reason)
             self.abort(stream)
         for answer in self._asked.values():
             if not answer.done():
@@ -255,6 +260,8 @@ class EngineClient:
             stream = self._open.get(produced.key)
             if stream is None:  # aborted since
                 continue
+            if produced.cached_tokens is not None:
+                stream.cached_tokens = produced.cached_tokens
             if produced.token_ids:
                 if self.on_output is not None:
                     self.on_output(stream, len(produced.token_ids), report.at_ns)

@@ -139,7 +139,8 @@ class EngineLoop:
         key = self._keys[output.seq_id]
         if output.finish_reason is not None:
             del self._keys[output.seq_id], self._seq_ids[key]
-        return Produced(key, list(output.token_ids), output.finish_reason, output.error)
+        ids, found = list(output.token_ids), output.cached_tokens
+        return Produced(key, ids, output.finish_reason, output.error, found)
 
     def _report(self, produced: list[Produced], refusals: list[Refusal]) -> None:
         passes, left = self._log.take()

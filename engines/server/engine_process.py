@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     from engines.step_log import StepLog
 
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+FACTS = (
+    *("device", "dtype", "threads", "attention", "determinism", "parameters"),
+    *("graphs", "compile"),
+)
+"""Of the runner, on the ready line and in meta.json."""
 EXIT_S = 2.0
 """How long a process whose socket has closed may take to be gone."""
 PR_SET_PDEATHSIG = 1
@@ -149,7 +155,7 @@ def main() -> int:
 
 def _serve(channel: Channel, start: Start) -> int:
     """Build what the configuration names and run it to its end. Raises ConfigError."""
-    from engines.engine import Engine
+    from engines.overlap import build_engine
     from engines.routes import DEFAULT, routes_of, shares, sized_for_all
     from engines.runner import build_runner
     from engines.server.engine_loop import LAST_WORDS_S, EngineLoop, ReportLog
@@ -169,7 +175,7 @@ def _serve(channel: Channel, start: Start) -> int:
         if route.name != DEFAULT:
             folder = None if records is None else records / "routes" / route.name
             logs[route.name] = ReportLog(None if folder is None else _step_log(folder), route.name, log)
-        made[route.name] = Engine(
+        made[route.name] = build_engine(
             route.engine,
             SharedRunner(runner, offset, engine_config.block_size) if offset else runner,
             num_kv_blocks=num_kv_blocks,
@@ -192,18 +198,20 @@ def _serve(channel: Channel, start: Start) -> int:
         "scheduler": engine_config.scheduler,
         "routes": [route.name for route in routes],
         "engine_pid": os.getpid(),
-    } | {key: info[key] for key in ("device", "dtype", "threads", "attention", "determinism", "parameters")}
+        "overlap": engine_config.overlap,
+    } | {key: info[key] for key in FACTS}
     gc.collect()
     gc.freeze()  # weights and modules stay for good: no collection has to look at them again
     channel.send(Ready(facts, loaded.tokenizer.description(), engine.stats()))
     failure = EngineLoop(engine, log, channel).run()
     endings = engine.end() if failure is None else []
+    graphs = runner.info()["graphs"]
     runner.close()
     try:
         for route_log in logs.values():
             route_log.close()
         for name, ending in zip(made, endings, strict=False):
-            logs[name].end(ending)
+            logs[name].end(replace(ending, graphs=graphs))
     except OSError as error:
         channel.send(Died(f"--records: cannot be written ({error.strerror or error})"))
         channel.drain(LAST_WORDS_S)

@@ -78,6 +78,7 @@ async def send_stream(writer: Writer, stream: Stream, answer: Answer) -> web.Str
             if not events:
                 continue
             if not response.prepared:
+                stream.begun = True
                 await writer.prepare(response)
             if answer.finish_reason is None:
                 await writer.write(response, events)

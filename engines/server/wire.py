@@ -110,6 +110,7 @@ class Produced:
     token_ids: list[int]
     finish_reason: str | None = None
     error: str | None = None
+    cached_tokens: int | None = None  # of its prompt; with its first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ _ASK = (_INT, _STR, _DICT)
 _TOLD = (_INT, _MAYBE_STR, _DICT)
 _QUEUE: Sequence[Types] = [*(_INT,) * 6, (float, int, _NONE), _DICT, _DICT]
 _QUEUE_FIELDS = tuple(f.name for f in fields(QueueState))
-_PRODUCED = (_INT, _LIST, _MAYBE_STR, _MAYBE_STR)
+_PRODUCED = (_INT, _LIST, _MAYBE_STR, _MAYBE_STR, _MAYBE_INT)
 _REFUSAL = (_INT, _STR, _STR, _INT, _MAYBE_INT)
 _PASS = (_INT, _INT, _MAYBE_INT)
 _LEFT = (_INT, _MAYBE_INT, _MAYBE_INT)
@@ -235,7 +236,10 @@ def _fields(message: Message) -> Sequence[Any]:
         return (
             message.at_ns,
             message.stats,
-            [(p.key, p.token_ids, p.finish_reason, _text(p.error)) for p in message.produced],
+            [
+                (p.key, p.token_ids, p.finish_reason, _text(p.error), p.cached_tokens)
+                for p in message.produced
+            ],
             [(r.key, r.reason, _text(r.message), r.status, r.retry_after_s) for r in message.refusals],
             [(p.tokens, p.duration_ns, p.host_gap_ns) for p in message.passes],
             [(r.queued_ns, r.prefill_ns, r.decode_ns) for r in message.left],
@@ -311,7 +315,7 @@ def _add(payload: bytes | memoryview) -> Add:
 def _report(values: Any) -> Report:
     at_ns, stats, produced, refusals, passes, left, queues = _checked(values, _REPORT)
     rows = [_checked(row, _PRODUCED) for row in produced]
-    if not all(type(token) is int for _, token_ids, _, _ in rows for token in token_ids):
+    if not all(type(token) is int for _, token_ids, *_ in rows for token in token_ids):
         raise WireError("a token id that is no number")
     return Report(
         at_ns,

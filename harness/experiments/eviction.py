@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from engines.config import EngineConfig
+from engines.virtual import Log
 from harness.conf import compose
 from harness.experiments.ratios import ratios
-from harness.experiments.simulation import Cost, Log, simulate
+from harness.experiments.simulation import Cost, simulate
 from harness.plan import draw_schedule
 
 ENGINES = ("no_evict", "max_utilization")

@@ -1,4 +1,4 @@
-"""The engine in virtual time: its own loop, scheduler and KV pool, over a model that only takes time.
+"""A schedule in virtual time (engines/virtual.py), and what a pass costs there.
 
 For experiments in which counts matter (batches, waste, preemptions) and time only has to be in proportion.
 The same schedule gives the same figures on every machine.
@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-
-from engines.batch import Copies, RaggedBatch, StepResult
 from engines.config import EngineConfig
-from engines.engine import Engine
 from engines.request import Request
-from engines.step_log import RequestRecord, StepRecord
+from engines.virtual import Log, play
 from workloads.schedule import ScheduledRequest
 
 
@@ -33,71 +29,13 @@ class Cost:
         return self.step + self.row * rows + self.token * (tokens - rows)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class VirtualRunner:
-    """Moves the clock and computes nothing. Pads and ended rows cost what any other token costs."""
-
-    def __init__(self, clock: Clock, cost: Cost) -> None:
-        self.clock = clock
-        self.cost = cost
-
-    def run(self, batch: RaggedBatch) -> StepResult:
-        self.clock.now += self.cost(len(batch.kv_len), len(batch.token_ids))
-        return StepResult(np.zeros(len(batch.sample_rows), dtype=np.int64))
-
-    def copy(self, copies: Copies) -> None:
-        pass
-
-
-@dataclass
-class Log:
-    """Keeps in memory what StepLog writes."""
-
-    steps: list[StepRecord] = field(default_factory=list)
-    requests: list[RequestRecord] = field(default_factory=list)
-
-    def step(self, record: StepRecord) -> None:
-        self.steps.append(record)
-
-    def request(self, record: RequestRecord) -> None:
-        self.requests.append(record)
-
-    def flush(self) -> None:
-        pass
-
-
 def simulate(config: EngineConfig, schedule: Iterable[ScheduledRequest], cost: Cost | None = None) -> Log:
     """Replay a schedule, until its last answer is out. Nobody hangs up. `config` names its pool
     (num_kv_blocks)."""
     if config.num_kv_blocks is None:
         raise ValueError("a simulation needs engine.num_kv_blocks")
-    clock, log = Clock(), Log()
-    engine = Engine(
-        config,
-        VirtualRunner(clock, cost or Cost()),
-        num_kv_blocks=config.num_kv_blocks,
-        clock=clock,
-        step_log=log,  # type: ignore[arg-type]
-    )
     due = [(r.arrival_s, as_request(r)) for r in sorted(schedule, key=lambda r: r.arrival_s)]
-    due.reverse()
-    while due or engine.has_work:
-        while due and due[-1][0] <= clock.now:
-            at, request = due.pop()
-            engine.add(request, at)
-        wakeup = engine.next_wakeup(clock.now)
-        if wakeup is not None and wakeup <= clock.now:
-            engine.step()
-        else:
-            clock.now = min(time for time in (wakeup, due[-1][0] if due else None) if time is not None)
-    return log
+    return play(config, config.num_kv_blocks, due, cost or Cost())
 
 
 def as_request(planned: ScheduledRequest) -> Request:

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from engines.config import EngineConfig
+from engines.virtual import Log
 from harness.conf import compose
 from harness.experiments.ratios import Ratios, ratios
-from harness.experiments.simulation import Cost, Log, simulate
+from harness.experiments.simulation import Cost, simulate
 from workloads.schedule import Schedule, ScheduledRequest, Segment
 
 SLICES = (16, 32, 64, 128, None)

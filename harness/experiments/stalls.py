@@ -27,8 +27,8 @@ from typing import Any
 from engines.config import EngineConfig
 from engines.engine import Engine, Runner
 from engines.request import Request
+from engines.virtual import Log
 from harness.conf import compose
-from harness.experiments.simulation import Log
 
 DECODERS, THEIR_PROMPT = 8, 32
 BEFORE, AFTER = 20, 20  # tokens of each answer before the long prompt arrives and after its first token

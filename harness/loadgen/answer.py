@@ -65,6 +65,7 @@ class Answer:
         self.usage_output: int | None = None
         self.usage_prompt: int | None = None
         self.usage_reasoning: int | None = None
+        self.usage_cached: int | None = None  # of the prompt, found in the server's prefix cache
         self.finish_reason: str | None = None
         self.done = False  # [DONE] was read
         self._keep_text = keep_text
@@ -270,6 +271,9 @@ class Answer:
         details = usage.get("completion_tokens_details")
         if isinstance(details, dict) and _is_count(reasoning := details.get("reasoning_tokens")):
             self.usage_reasoning = reasoning
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict) and _is_count(cached := details.get("cached_tokens")):
+            self.usage_cached = cached
 
     def _whole_body(self) -> None:
         """A response that is one JSON document: a refusal, or an answer that came in one piece."""

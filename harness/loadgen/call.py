@@ -8,6 +8,7 @@ from __future__ import annotations
 from harness.loadgen.answer import Answer, Verdict, printable
 from harness.loadgen.dispatch import NS, Due
 from harness.records import RequestRecord
+from workloads.schedule import ScheduledRequest
 
 
 class Call:
@@ -104,10 +105,6 @@ class Call:
         if self.verdict is None:
             self._hang_up(now_ns, Verdict("cut_off", "not_sent" if self.send_ns is None else "in_flight"))
 
-    def never_sent(self, reason: str) -> None:
-        """The request will not be dispatched. reason: not_sent, session_ended or shed."""
-        self._end(0, Verdict("cut_off", reason))
-
     def record(self, t0_ns: int, *, keep_text: bool, final: bool) -> RequestRecord:
         """The call as a line of requests.jsonl; times count from t0_ns. Only after it has ended. final: no
         other attempt follows."""
@@ -152,6 +149,7 @@ class Call:
             reasoning_tokens=answer.usage_reasoning,
             reads=answer.reads,
             coalesced=answer.coalesced,
+            cached_tokens=answer.usage_cached,
         )
 
     def _set_deadline(self) -> None:
@@ -167,6 +165,44 @@ class Call:
         self.deadline_ns = None
         if self.send_ns is not None or verdict.outcome != "cut_off":
             self.end_ns = now_ns
+
+
+def never_sent(
+    request: ScheduledRequest, attempt: int, intended_ns: int, reason: str, text: str | None = None
+) -> RequestRecord:
+    """The last record of a request that was not dispatched. intended_ns: from t0. reason: not_sent,
+    session_ended, shed or not_recorded."""
+    return RequestRecord(
+        id=request.id,
+        attempt=attempt,
+        tenant=request.tenant,
+        request_class=request.request_class,
+        priority=request.priority,
+        session=request.session,
+        turn=request.turn,
+        stream=request.stream,
+        intended_ns=intended_ns,
+        dispatch_ns=None,
+        send_ns=None,
+        headers_ns=None,
+        first_event_ns=None,
+        end_ns=None,
+        chunk_ns=(),
+        chunk_tokens=(),
+        prompt_tokens=None,
+        planned_prompt_tokens=request.prompt_tokens,
+        output_tokens=None,
+        token_source=None,
+        token_mismatch=False,
+        max_tokens=request.max_tokens,
+        stop_after=request.stop_after,
+        outcome="cut_off",
+        reason=reason,
+        status=None,
+        finish_reason=None,
+        error=None,
+        text=text,
+    )
 
 
 def _since(t0_ns: int, stamp_ns: int | None) -> int | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.loadgen.call import never_sent
 from harness.loadgen.settings import LoadResult, LoadSettings
 from harness.request_log import (
     OUTCOMES,
@@ -19,6 +20,7 @@ from harness.request_log import (
     RequestFile,
     RequestLog,
     RequestRecord,
+    is_closed,
     merge_parts,
     read_run_file,
 )
@@ -49,9 +51,9 @@ def conclude(
     results = [part.result for part in parts if part.result is not None]
     whole = len(results) == len(parts)
     result = merge_results(results, load_end_ns, reason)
-    if whole and len(parts) == 1 and result.incomplete_reason is None:
-        return result
     try:
+        if whole and len(parts) == 1 and is_closed(folder / REQUESTS):
+            return result
         file = _records(folder, settings.run_id, t0_ns)
         missing = not_recorded(file.records, due(parts, settings), settings, load_end_ns)
         if missing or len(parts) > 1:
@@ -132,36 +134,8 @@ def _unknown(
     request: ScheduledRequest, attempt: int, settings: LoadSettings, load_end_ns: int
 ) -> RequestRecord:
     planned = settings.kind == "open" and request.think_s is None
-    return RequestRecord(
-        id=request.id,
-        attempt=attempt,
-        tenant=request.tenant,
-        request_class=request.request_class,
-        priority=request.priority,
-        session=request.session,
-        turn=request.turn,
-        stream=request.stream,
-        intended_ns=round(request.arrival_s * 1e9) if planned else load_end_ns,
-        dispatch_ns=None,
-        send_ns=None,
-        headers_ns=None,
-        first_event_ns=None,
-        end_ns=None,
-        chunk_ns=(),
-        chunk_tokens=(),
-        prompt_tokens=None,
-        planned_prompt_tokens=request.prompt_tokens,
-        output_tokens=None,
-        token_source=None,
-        token_mismatch=False,
-        max_tokens=request.max_tokens,
-        stop_after=request.stop_after,
-        outcome="cut_off",
-        reason=NOT_RECORDED,
-        status=None,
-        finish_reason=None,
-        error=None,
-    )
+    intended_ns = round(request.arrival_s * 1e9) if planned else load_end_ns
+    return never_sent(request, attempt, intended_ns, NOT_RECORDED)
 
 
 def _records(folder: Path, run: str, t0_ns: int) -> RequestFile:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from harness.loadgen.bodies import AHEAD, Bodies, Prompts, path_of
-from harness.loadgen.call import Call
+from harness.loadgen.call import Call, never_sent
 from harness.loadgen.dispatch import Dispatcher, Due
 from harness.loadgen.settings import BackendReport, LoadError, LoadResult, LoadSettings, Target
 from harness.loadgen.stop import Stop
@@ -28,6 +28,8 @@ it did some."""
 DROPS_AT_ONCE = 16
 """Records of requests that will never be sent, written beside that of an answer: no pile of them may hold up
 the reading."""
+BATCH = 1000
+"""Of them, in one write, when the load is over."""
 MAX_FILES = 65536
 
 
@@ -194,11 +196,10 @@ class Load:
         for call in list(self._open):
             call.cut_off(now_ns)
             self.ended(call, now_ns)
-        unsent = 0
-        for due, reason in self.dispatcher.leftovers(now_ns):
-            self._never_sent(due, reason)
-            unsent += reason == "not_sent"
-        return unsent
+        left = self.dispatcher.leftovers(now_ns)
+        for first in range(0, len(left), BATCH):
+            self._never_sent(left[first : first + BATCH])
+        return sum(reason == "not_sent" for _, reason in left)
 
     def _note_a_dry_supply(self, now_ns: int) -> None:
         duration_s, spent_s = self.settings.duration_s, (now_ns - self.t0_ns) / 1e9
@@ -217,17 +218,24 @@ class Load:
             keep_text=self.settings.keep_text or self._tokenizer is not None,
         )
 
-    def _never_sent(self, due: Due, reason: str) -> None:
-        call = self._call(due)
-        call.never_sent(reason)
-        self._record(call, final=True)
+    def _never_sent(self, dropped: Sequence[tuple[Due, str]]) -> None:
+        text = "" if self.settings.keep_text else None
+        records = [
+            never_sent(due.request, due.attempt, due.intended_ns - self.t0_ns, reason, text)
+            for due, reason in dropped
+        ]
+        with self._disk():
+            self._log.extend(records)
+        for record in records:
+            self._counts[record.outcome] += 1
+            self._tell("ended", record)
 
     def _write_drops(self, most: int) -> None:
-        for _ in range(most):
-            dropped = self.dispatcher.drop()
-            if dropped is None:
-                return
-            self._never_sent(*dropped)
+        dropped: list[tuple[Due, str]] = []
+        while len(dropped) < most and (drop := self.dispatcher.drop()) is not None:
+            dropped.append(drop)
+        if dropped:
+            self._never_sent(dropped)
 
     def _record(self, call: Call, *, final: bool) -> None:
         record = call.record(self.t0_ns, keep_text=self.settings.keep_text, final=final)

@@ -30,6 +30,7 @@ REQUEST_NUMBERS = (
     *("intended_ns", "dispatch_ns", "send_ns", "headers_ns", "first_event_ns", "end_ns"),
     *("attempt", "priority", "turn", "prompt_tokens", "planned_prompt_tokens", "output_tokens"),
     *("max_tokens", "stop_after", "status", "first_output_ns", "reasoning_tokens", "reads", "coalesced"),
+    "cached_tokens",
 )
 META_PARTS = ("fingerprint", "server", "host", "slo", "planned", "client")
 SCHEDULE_NUMBERS = ("arrival_s", "deadline_ms", "cancel_value", "timeout_s")

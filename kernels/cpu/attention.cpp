@@ -5,276 +5,172 @@
 // block of queries), taken largest first from an atomic counter.
 //
 // Bits: each row meets the keys in tiles of TILE that start at position 0, with an online softmax in float32 (Milakov
-// and Gimelshein 2018; FlashAttention, Dao et al. 2022). Rows are computed MR at a time and the last group is padded,
-// so every row takes the same instructions: its result depends neither on its neighbours, nor on how its prompt was
-// cut, nor on the number of threads. A masked key has weight exactly 0, and its value is only multiplied where another
-// row of the group sees it. Slots that nobody wrote and blocks below every row's window are never used.
+// and Gimelshein 2018; FlashAttention, Dao et al. 2022). Every SEGMENT keys the sums are closed and merged with those
+// before, in order, so that long sequences can be split over threads (Flash-Decoding, Dao et al. 2023) at places that
+// depend on the position alone. A row's result depends neither on its neighbours, nor on how its prompt was cut, nor
+// on the number of threads. A masked key has weight exactly 0, and its value is only multiplied where another row of
+// the item sees it. Slots that nobody wrote and blocks below every row's window are never used.
 
-#include <algorithm>
 #include <atomic>
-#include <cmath>
+#include <memory>
 #include <new>
-#include <vector>
+#include <type_traits>
 
-#include "simd.h"
+#include "rows_matrix.h"
+#include "rows_vector.h"
 
 namespace {
 
-constexpr int MR = 4;     // rows in registers
-constexpr int TILE = 64;  // keys
-constexpr int NV = TILE / LANES;
-constexpr int ROWS = 64;  // rows of a work item: its keys stay in the first-level cache meanwhile
-// Vectors of keys or components in registers at once: MR * STEP accumulators, of 32 registers or of 16.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int STEP = 4;
-#else
-constexpr int STEP = 2;
-#endif
+constexpr int ROWS = 96;      // rows of a work item: its keys stay in the near caches meanwhile
+constexpr int SEGMENT = 512;  // keys, a multiple of TILE
+constexpr int64_t WORTH_THREADS = 1 << 18;  // keys * components: waking a thread costs about as long
+static_assert(SEGMENT % TILE == 0);
 
 enum Status { OK = 0, BAD_CU_Q = 1, BAD_BLOCK = 2, NO_MEMORY = 3, BAD_SLOT = 4, BAD_LENGTH = 6 };
 
-struct Problem {
-    const void *q, *k_cache, *v_cache;
-    void* out;
-    int64_t q_stride, out_stride, table_width;
-    const int32_t *cu_q, *kv_len, *table;
-    int heads, kv_heads, dim, block_size;
-    float scale;
-    int window;  // 0: none
-    int group() const { return heads / kv_heads; }
-    int padded_dim() const { return (dim + LANES - 1) / LANES * LANES; }
-    // The first key that a query at this position sees.
-    int lowest(int position) const { return window && position >= window ? position - window + 1 : 0; }
+#ifdef __AMX_BF16__
+template <class T>
+using Form = std::conditional_t<std::is_same_v<T, bf16>, MatrixRows, VectorRows<T>>;
+#else
+template <class T>
+using Form = VectorRows<T>;
+#endif
+
+// A sequence and key/value head whose segments are items of their own. The one that ends last merges them all.
+struct Split {
+    std::atomic<int> open;
+    int first, segments;  // the first segment's number
+    std::vector<float> states;
+    Split(int first, int segments, size_t size)
+        : open(segments), first(first), segments(segments), states(segments * size) {}
 };
 
-struct Item {
-    int64_t cost;
-    int32_t sequence, kv_head, first, count;  // queries first .. first + count - 1 of the sequence
+struct Plan {
+    std::vector<Item> items;
+    std::vector<std::unique_ptr<Split>> splits;
+    int threads;
 };
 
-// One thread's workspace, kept from call to call.
-struct Scratch {
-    std::vector<char> memory;
-    float *q, *acc, *top, *total, *keys, *values, *weights;
-    const float* value_row[TILE];
-
-    void reserve(int rows, int dim, int padded_dim) {
-        size_t sizes[] = {size_t(rows) * dim,  size_t(rows) * padded_dim, size_t(rows), size_t(rows) * LANES,
-                          size_t(TILE) * dim, size_t(TILE) * padded_dim, size_t(MR) * TILE};
-        float** parts[] = {&q, &acc, &top, &total, &keys, &values, &weights};
-        size_t bytes = 64;
-        for (size_t n : sizes) bytes += (n * sizeof(float) + 63) / 64 * 64;
-        if (memory.size() < bytes) memory.assign(bytes, 0);
-        char* p = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
-        for (int i = 0; i < 7; i++) {
-            *parts[i] = reinterpret_cast<float*>(p);
-            p += (sizes[i] * sizeof(float) + 63) / 64 * 64;
+// Cuts the batch into items. Where they are too few for the threads, long ones are split by segments; what is not worth
+// waking anybody stays with the caller.
+template <class T>
+Plan cut(const Problem& p, int sequences, int threads) {
+    Plan plan{{}, {}, threads};
+    const int group = p.group(), step = std::max(1, ROWS / group);
+    int64_t cost = 0;
+    for (int s = 0; s < sequences; s++) {
+        const int queries = p.cu_q[s + 1] - p.cu_q[s];
+        for (int first = 0; first < queries; first += step) {
+            const int count = std::min(step, queries - first), position = p.kv_len[s] - queries + first;
+            const int64_t keys = std::max(1, position + count - p.lowest(position));
+            for (int h = 0; h < p.kv_heads; h++) {
+                plan.items.push_back({keys * ((count * group + MR - 1) / MR), s, h, first, count, -1, 0});
+                cost += plan.items.back().cost;
+            }
         }
     }
-};
-
-// MR rows of scores against NV vectors of keys. q is [dim][MR]; component d of vector v is at keys[v] + d * stride.
-INLINE void score(const float* q, const float* const keys[NV], int64_t stride, int dim, vec s[MR][NV]) {
-    for (int v0 = 0; v0 < NV; v0 += STEP) {
-        vec a[MR][STEP] = {};
-        for (int d = 0; d < dim; d++)
-            for (int v = 0; v < STEP; v++) {
-                vec k = load(keys[v0 + v] + d * stride);
-                for (int r = 0; r < MR; r++) a[r][v] += q[d * MR + r] * k;
+    if (cost * p.dim < WORTH_THREADS) plan.threads = 1;
+    if (plan.threads <= 1) return plan;
+    if (plan.items.size() < size_t(4 * threads)) {
+        std::vector<Item> whole;
+        whole.swap(plan.items);
+        for (const Item& item : whole) {
+            const int32_t* bounds = p.cu_q + item.sequence;
+            const int position = p.kv_len[item.sequence] - (bounds[1] - bounds[0]) + item.first;
+            const int first = p.lowest(position) / SEGMENT;
+            const int segments = (std::max(1, position + item.count) + SEGMENT - 1) / SEGMENT - first;
+            if (segments < 2) {
+                plan.items.push_back(item);
+                continue;
             }
-        for (int r = 0; r < MR; r++)
-            for (int v = 0; v < STEP; v++) s[r][v0 + v] = a[r][v];
+            const size_t size = State::size(Form<T>::state_rows(item.count * group), p.padded_dim());
+            for (int s = 0; s < segments; s++) {
+                plan.items.push_back(item);
+                plan.items.back().cost = std::max<int64_t>(1, item.cost / segments);
+                plan.items.back().split = plan.splits.size();
+                plan.items.back().segment = first + s;
+            }
+            plan.splits.push_back(std::make_unique<Split>(first, segments, size));
+        }
     }
-}
-
-// acc = acc * alpha + weights * values for W vectors of components from column c.
-template <int W>
-INLINE void accumulate(float* acc, int64_t stride, const float* alpha, const float* weights,
-                       const float* const* value_row, int c, int first, int keys) {
-    vec a[MR][W];
-    for (int r = 0; r < MR; r++)
-        for (int w = 0; w < W; w++) a[r][w] = load(acc + r * stride + c + w * LANES) * alpha[r];
-    for (int j = first; j < keys; j++) {
-        vec x[W];
-        for (int w = 0; w < W; w++) x[w] = load(value_row[j] + c + w * LANES);
-        for (int r = 0; r < MR; r++)
-            for (int w = 0; w < W; w++) a[r][w] += weights[r * TILE + j] * x[w];
-    }
-    for (int r = 0; r < MR; r++)
-        for (int w = 0; w < W; w++) store(acc + r * stride + c + w * LANES, a[r][w]);
+    const auto larger = [](const Item& a, const Item& b) { return a.cost > b.cost; };
+    std::stable_sort(plan.items.begin(), plan.items.end(), larger);
+    return plan;
 }
 
 template <class T>
-struct Tile {
-    const Problem& p;
-    Scratch& scratch;
-    const float* key_vec[NV];
-    int64_t key_stride;
-
-    // Float caches whose vectors lie inside a block are read in place, all others are gathered into the workspace.
-    static bool keys_in_place(const Problem& p) { return sizeof(T) == 4 && p.block_size % LANES == 0; }
-    static bool values_in_place(const Problem& p) { return sizeof(T) == 4 && p.dim % LANES == 0; }
-
-    // The keys first .. keys - 1 of the tile that begins at position start.
-    void locate(const int32_t* table, int kv_head, int start, int first, int keys) {
-        const T* k_cache = static_cast<const T*>(p.k_cache);
-        const T* v_cache = static_cast<const T*>(p.v_cache);
-        const int bs = p.block_size, dim = p.dim, padded = p.padded_dim();
-        const int64_t head_size = int64_t(dim) * bs, block_stride = head_size * p.kv_heads;
-        if (!keys_in_place(p)) {
-            key_stride = TILE;
-            for (int v = 0; v < NV; v++) key_vec[v] = scratch.keys + v * LANES;
-        }
-        for (int j = first; j < keys;) {
-            const int block = (start + j) / bs, offset = (start + j) % bs;
-            const int n = std::min(bs - offset, keys - j);
-            const int64_t base = table[block] * block_stride + kv_head * head_size;
-            if (keys_in_place(p)) {
-                key_stride = bs;
-                for (int v = j / LANES; v * LANES < j + n; v++)
-                    key_vec[v] = reinterpret_cast<const float*>(k_cache + base + offset + v * LANES - j);
-            } else {
-                for (int d = 0; d < dim; d++) {
-                    const T* from = k_cache + base + int64_t(d) * bs + offset;
-                    float* to = scratch.keys + d * TILE + j;
-                    for (int i = 0; i < n; i++) to[i] = widen(from[i]);
-                }
-            }
-            const T* from = v_cache + base + int64_t(offset) * dim;
-            for (int i = 0; i < n; i++, from += dim) {
-                if (values_in_place(p)) {
-                    scratch.value_row[j + i] = reinterpret_cast<const float*>(from);
-                } else {
-                    float* to = scratch.values + (j + i) * padded;
-                    for (int d = 0; d < dim; d++) to[d] = widen(from[d]);
-                    scratch.value_row[j + i] = to;
-                }
-            }
-            j += n;
-        }
-        // Vectors before the first and past the last key: any readable address, their scores are masked.
-        if (keys_in_place(p)) {
-            const int begin = first / LANES, end = (keys + LANES - 1) / LANES;
-            for (int v = 0; v < NV; v++)
-                if (v < begin || v >= end) key_vec[v] = key_vec[begin];
-        }
-    }
-};
-
-// One tile of keys for MR rows. Row r sees the keys from[r] .. seen[r] - 1 of the tile.
-INLINE void attend(const float* q, const float* const key_vec[NV], int64_t key_stride, Scratch& scratch, int dim,
-                   int padded, const int from[MR], const int seen[MR], float* acc, float* top, float* total) {
-    vec s[MR][NV];
-    score(q, key_vec, key_stride, dim, s);
-    const ivec lane = lanes();
-    float base[MR];
-    vec change = {};
-    int first = TILE, keys = 0;
-    for (int r = 0; r < MR; r++) {
-        for (int v = 0; v < NV; v++) {
-            const ivec key = lane + v * LANES;
-            s[r][v] = (uvec)(key - from[r]) < uint32_t(seen[r] - from[r]) ? s[r][v] : splat(-INFINITY);
-        }
-        vec high = s[r][0];
-        for (int v = 1; v < NV; v++) high = high > s[r][v] ? high : s[r][v];
-        const float now = std::max(top[r], maximum(high));
-        base[r] = now == -INFINITY ? 0.0f : now;  // nothing seen yet: all weights become 0
-        change[r] = top[r] - base[r];
-        top[r] = now;
-        if (from[r] < seen[r]) {
-            first = std::min(first, from[r]);
-            keys = std::max(keys, seen[r]);
-        }
-    }
-    static_assert(MR <= LANES);
-    float alpha[LANES];
-    store(alpha, exp2_(change));
-    for (int r = 0; r < MR; r++) {
-        vec part = {};
-        for (int v = 0; v < NV; v++) {
-            vec w = exp2_(s[r][v] - base[r]);
-            store(scratch.weights + r * TILE + v * LANES, w);
-            part += w;
-        }
-        store(total + r * LANES, load(total + r * LANES) * alpha[r] + part);
-    }
-    const float* const* rows = scratch.value_row;
-    int c = 0;
-    for (; c + STEP * LANES <= padded; c += STEP * LANES)
-        accumulate<STEP>(acc, padded, alpha, scratch.weights, rows, c, first, keys);
-    switch ((padded - c) / LANES) {
-        case 3: accumulate<3>(acc, padded, alpha, scratch.weights, rows, c, first, keys); break;
-        case 2: accumulate<2>(acc, padded, alpha, scratch.weights, rows, c, first, keys); break;
-        case 1: accumulate<1>(acc, padded, alpha, scratch.weights, rows, c, first, keys); break;
-    }
-}
-
-template <class T>
-void run_item(const Problem& p, const Item& item, Scratch& scratch) {
-    const int group = p.group(), dim = p.dim, padded = p.padded_dim();
-    const int rows = item.count * group, groups = (rows + MR - 1) / MR;
-    scratch.reserve(groups * MR, dim, padded);
-
-    const int32_t begin = p.cu_q[item.sequence], length = p.kv_len[item.sequence];
-    const int position = length - (p.cu_q[item.sequence + 1] - begin) + item.first;  // of the first query
-    const float scale = p.scale * 1.44269504f;                                       // weights are powers of 2
-    for (int row = 0; row < groups * MR; row++) {
-        float* to = scratch.q + (row / MR) * MR * dim + row % MR;
-        const T* from = row >= rows ? nullptr
-                                    : static_cast<const T*>(p.q) + (begin + item.first + row / group) * p.q_stride +
-                                          int64_t(item.kv_head * group + row % group) * dim;
-        for (int d = 0; d < dim; d++) to[d * MR] = from ? widen(from[d]) * scale : 0.0f;
-        scratch.top[row] = -INFINITY;
-    }
-    std::fill(scratch.acc, scratch.acc + size_t(groups) * MR * padded, 0.0f);
-    std::fill(scratch.total, scratch.total + size_t(groups) * MR * LANES, 0.0f);
-
-    const int32_t* table = p.table + item.sequence * p.table_width;
-    const int end = position + item.count;  // keys that the last query sees
-    Tile<T> tile{p, scratch, {}, 0};
-    const int lowest = p.lowest(position);
-    for (int start = lowest / TILE * TILE; start < end; start += TILE) {
-        tile.locate(table, item.kv_head, start, std::max(0, lowest - start), std::min(TILE, end - start));
-        for (int g = 0; g < groups; g++) {
-            int from[MR], seen[MR];
-            bool any = false;
-            for (int r = 0; r < MR; r++) {
-                const int at = position + std::min(g * MR + r, rows - 1) / group;
-                seen[r] = std::clamp(at + 1 - start, 0, TILE);
-                from[r] = std::clamp(p.lowest(at) - start, 0, seen[r]);
-                any |= from[r] < seen[r];
-            }
-            if (any)
-                attend(scratch.q + g * MR * dim, tile.key_vec, tile.key_stride, scratch, dim, padded, from, seen,
-                       scratch.acc + int64_t(g) * MR * padded, scratch.top + g * MR, scratch.total + g * MR * LANES);
-        }
-    }
-    for (int row = 0; row < rows; row++) {
-        const float total = sum(load(scratch.total + row * LANES));
+void finish(const Problem& p, const Item& item, const Rows& rows, const State& state) {
+    const int padded = p.padded_dim();
+    T* out = static_cast<T*>(p.out) + (p.cu_q[item.sequence] + item.first) * p.out_stride +
+             int64_t(item.kv_head) * rows.group * p.dim;
+    for (int row = 0; row < rows.count; row++) {
+        const float total = sum(load(state.total + row * LANES));
         const float inverse = total == 0 ? 0.0f : 1.0f / total;
-        T* to = static_cast<T*>(p.out) + (begin + item.first + row / group) * p.out_stride +
-                int64_t(item.kv_head * group + row % group) * dim;
-        const float* from = scratch.acc + int64_t(row) * padded;
-        for (int c = 0; c < dim; c += LANES) store_part(to + c, load(from + c) * inverse, std::min(LANES, dim - c));
+        T* to = out + row / rows.group * p.out_stride + int64_t(row % rows.group) * p.dim;
+        const float* from = state.acc + int64_t(row) * padded;
+        for (int c = 0; c < p.dim; c += LANES) store_part(to + c, load(from + c) * inverse, std::min(LANES, p.dim - c));
     }
 }
 
 template <class T>
-void work(const Problem& p, const std::vector<Item>& items, std::atomic<size_t>& next) {
-    thread_local Scratch scratch;
-    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();)
-        run_item<T>(p, items[i], scratch);
+void run_item(const Problem& p, const Item& item, const Plan& plan, Arena& arena) {
+    const int32_t begin = p.cu_q[item.sequence];
+    const int position = p.kv_len[item.sequence] - (p.cu_q[item.sequence + 1] - begin) + item.first;
+    const Rows rows{item.count * p.group(), p.group(), position};
+    const int padded = p.padded_dim();
+    const int count = Form<T>::state_rows(rows.count);
+    const size_t size = State::size(count, padded);
+    arena.reserve(Form<T>::bytes(p, rows) + Arena::rounded(4 * size) * 2);
+    State sums(arena.take<float>(size), count, padded), state(arena.take<float>(size), count, padded);
+
+    int lowest = p.lowest(position), end = position + item.count;  // the keys that some row sees
+    Split* split = item.split < 0 ? nullptr : plan.splits[item.split].get();
+    if (split) {
+        state = State(split->states.data() + (item.segment - split->first) * size, count, padded);
+        lowest = std::max(lowest, item.segment * SEGMENT);
+        end = std::min(end, (item.segment + 1) * SEGMENT);
+    }
+    const T* queries = static_cast<const T*>(p.q) + (begin + item.first) * p.q_stride +
+                       int64_t(item.kv_head) * rows.group * p.dim;
+    Form<T> form(p, item, rows, queries, arena);
+    state.clear(count, padded);
+    bool merged = false;
+    for (int start = lowest / TILE * TILE; start < end; start += TILE) {
+        const int next = std::min(TILE, end - start - TILE);  // keys of the next tile
+        form.meet(state, start, std::max(0, lowest - start), std::min(TILE, end - start), next);
+        if ((start + TILE) % SEGMENT == 0 && next > 0) {
+            if (merged) merge(sums, state, rows.count, padded);
+            else std::swap(sums, state);
+            state.clear(count, padded);
+            merged = true;
+        }
+    }
+    if (!split) {
+        if (merged) merge(sums, state, rows.count, padded);
+        return finish<T>(p, item, rows, merged ? sums : state);
+    }
+    if (split->open.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    State all(split->states.data(), count, padded);
+    for (int s = 1; s < split->segments; s++)
+        merge(all, State(split->states.data() + s * size, count, padded), rows.count, padded);
+    finish<T>(p, item, rows, all);
 }
 
 template <class T>
-void run(const Problem& p, const std::vector<Item>& items, int threads) {
+void work(const Problem& p, const Plan& plan, std::atomic<size_t>& next) {
+    thread_local Arena arena;
+    typename Form<T>::Mode mode;
+    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.items.size();)
+        run_item<T>(p, plan.items[i], plan, arena);
+}
+
+template <class T>
+void run(const Problem& p, int sequences, int threads) {
+    const Plan plan = cut<T>(p, sequences, threads);
     std::atomic<size_t> next{0};
-    if (threads <= 1) {
-        work<T>(p, items, next);
-        return;
-    }
-#pragma omp parallel num_threads(threads)
-    work<T>(p, items, next);
+    if (plan.threads <= 1) return work<T>(p, plan, next);
+#pragma omp parallel num_threads(plan.threads)
+    work<T>(p, plan, next);
 }
 
 template <class T>
@@ -296,7 +192,10 @@ int write(const T* k, int64_t k_stride, const T* v, int64_t v_stride, T* k_cache
 
 extern "C" {
 
-// Strides in elements. is_bf16: q, caches and out are bfloat16, else float32. Returns a Status.
+// Whether this process may use the instructions that the library was compiled for, beyond what the CPU's flags say.
+int bm_supported() { return may_use_tiles() ? 0 : 1; }
+
+// Strides in elements. is_bf16: q, caches and out are bfloat16, else float32. window 0: none. Returns a Status.
 int bm_paged_attention(int is_bf16, const void* q, int64_t q_stride, const void* k_cache, const void* v_cache,
                        const int32_t* cu_q, const int32_t* kv_len, const int32_t* table, int32_t table_width,
                        void* out, int64_t out_stride, int32_t tokens, int32_t sequences,
@@ -306,33 +205,17 @@ int bm_paged_attention(int is_bf16, const void* q, int64_t q_stride, const void*
               kv_len, table, heads,   kv_heads, dim,  block_size, scale, window};
     if (cu_q[0] != 0 || cu_q[sequences] != tokens) return BAD_CU_Q;
     try {
-        std::vector<Item> items;
-        const int step = std::max(1, ROWS / p.group());
-        int64_t cost = 0;
         for (int s = 0; s < sequences; s++) {
             const int queries = cu_q[s + 1] - cu_q[s];
-            if (queries < 0) return BAD_CU_Q;
+            if (queries < 0 || queries > tokens) return BAD_CU_Q;
             if (kv_len[s] < 0) return BAD_LENGTH;
             if (queries == 0) continue;
             const int64_t blocks = (int64_t(kv_len[s]) + block_size - 1) / block_size;
             if (blocks > table_width) return BAD_BLOCK;
             for (int64_t b = p.lowest(kv_len[s] - queries) / block_size; b < blocks; b++)
                 if (uint32_t(table[int64_t(s) * table_width + b]) >= uint32_t(num_blocks)) return BAD_BLOCK;
-            for (int first = 0; first < queries; first += step) {
-                const int count = std::min(step, queries - first);
-                const int position = kv_len[s] - queries + first;
-                const int64_t keys = std::max(1, position + count - p.lowest(position));
-                for (int h = 0; h < kv_heads; h++) {
-                    items.push_back({keys * ((count * p.group() + MR - 1) / MR), s, h, first, count});
-                    cost += items.back().cost;
-                }
-            }
         }
-        // Waking threads costs about as long as this many key visits.
-        if (cost < 4096 || items.size() < 2) threads = 1;
-        if (threads > 1)
-            std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
-        is_bf16 ? run<bf16>(p, items, threads) : run<float>(p, items, threads);
+        is_bf16 ? run<bf16>(p, sequences, threads) : run<float>(p, sequences, threads);
     } catch (const std::bad_alloc&) {
         return NO_MEMORY;
     }

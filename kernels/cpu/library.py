@@ -19,6 +19,7 @@ _SIGNATURES = {
     "bm_paged_attention": [_int, _ptr, _i64, _ptr, _ptr, _ptr, _ptr, _ptr, _i32, _ptr, _i64]
     + [_i32] * 7
     + [_f32, _i32, _i32],
+    "bm_supported": [],
     "bm_read": [_ptr, _i64, _ptr, _i32],
     "bm_write_kv": [_int, _ptr, _i64, _ptr, _i64, _ptr, _ptr, _ptr, _i64, _i32, _i32, _i32, _i64],
     "bm_rms_norm": [_int, _ptr, _i64, _i64, _ptr, _i64, _ptr, _ptr, _i64, _i64, _i64, _i32, _i32, _f32, _i32],
@@ -55,6 +56,8 @@ def load(isa: str) -> Library:
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
+    if loaded.bm_supported():
+        raise BuildError(f"the system does not let this process use {isa}")
     return Library(isa, loaded)
 
 

@@ -54,8 +54,7 @@ class Arrival(NamedTuple):
 @functools.cache
 def poisson(seed: int) -> list[Any]:
     """60,000 arrivals over 3,000 s: 600 windows of 5 s, whose dispersion then has a deviation of 0.06."""
-    rng = np.random.default_rng(seed)
-    times = draw_arrivals(rng, Arrivals("poisson"), rate=20.0, requests=60_000, duration_s=None)
+    times = draw_arrivals(seed, Arrivals("poisson"), rate=20.0, requests=60_000, duration_s=None)
     return [Arrival(i, float(at)) for i, at in enumerate(times)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engines.admission import Asked, State, decide
@@ -37,9 +37,12 @@ def limits_of(draw: st.DrawFn) -> EngineConfig:
 def states(draw: st.DrawFn) -> State:
     usable = draw(st.integers(1, 100))
     live = draw(st.integers(0, usable))
+    waiting, tokens = draw(st.integers(0, 25)), draw(st.integers(0, 600))
     return State(
-        waiting=draw(st.integers(0, 25)),
-        waiting_tokens=draw(st.integers(0, 600)),
+        waiting=waiting,
+        waiting_tokens=tokens,
+        entering=draw(st.integers(0, min(3, waiting))),
+        entering_tokens=draw(st.integers(0, tokens)),
         joinable=draw(st.booleans()),
         running=draw(st.integers(0, 3)),
         free_seats=draw(st.integers(0, 3)),
@@ -87,9 +90,10 @@ def test_a_decision_says_what_is_true(asked: Asked, state: State, limits: Engine
         assert 1 <= asked.prompt_tokens < limits.max_model_len
         assert state.tenant_wait_s == 0 or limits.tenant_rate is None
         if limits.max_waiting_requests is not None:
-            assert state.waiting < limits.max_waiting_requests
-        if limits.max_waiting_tokens is not None and state.waiting:
-            assert state.waiting_tokens + asked.prompt_tokens <= limits.max_waiting_tokens
+            assert state.waiting - state.entering < limits.max_waiting_requests
+        if limits.max_waiting_tokens is not None and state.waiting > state.entering:
+            tokens = state.waiting_tokens - state.entering_tokens
+            assert tokens + asked.prompt_tokens <= limits.max_waiting_tokens
         if limits.kv_reject_watermark is not None:
             assert state.kv_live <= limits.kv_reject_watermark * state.kv_usable
 
@@ -159,14 +163,68 @@ def test_who_is_rejected_for_another_reason_does_not_pay() -> None:
 
 
 def test_the_queue_is_bounded_by_tokens_and_an_empty_one_takes_any_prompt() -> None:
-    driver = Driver(config("continuous", max_waiting_tokens=10))
-    driver.add(12, 2)
+    driver = Driver(config("continuous", max_waiting_tokens=10, max_num_seqs=1))
+    driver.add(9, 2)
+    driver.add(12, 2)  # the first one to wait
     refused = refusal_of(driver, 1, 2)
     assert (refused.reason, refused.status) == ("queue_tokens_full", 503)
-    driver.step()
+    assert "12 tokens are waiting" in refused.message
+    while driver.engine.stats().waiting:
+        driver.step()
     driver.add(6, 2)
     driver.add(4, 2)
     assert refusal_of(driver, 1, 2).reason == "queue_tokens_full"
+    driver.run()
+
+
+LANES = {"chat": {"max_num_seqs": 1}, "default": {"weight": 2}}
+
+
+@pytest.mark.parametrize("scheduler", ["continuous", "chunked", "static", "prefill_first"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_bound_is_on_those_that_have_to_wait(scheduler: str, data: st.DataObject) -> None:
+    """Bursts between iterations. Who is refused would have found, after the next iteration, as many left
+    behind as the bound allows; and of who was taken, no more were left behind than that."""
+    bound = data.draw(st.integers(1, 4), "bound")
+    changes: dict[str, Any] = {"max_num_seqs": data.draw(st.integers(1, 4)), "max_model_len": 16}
+    if scheduler != "static":
+        changes["lanes"] = data.draw(st.sampled_from([{}, LANES]))
+    driver = Driver(config(scheduler, max_waiting_requests=bound, **changes))
+    for burst in data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=8), "bursts"):
+        refused = 0
+        for _ in range(burst):
+            kind = data.draw(st.sampled_from(["chat", ""]))
+            try:
+                driver.add(data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5)), request_class=kind)
+            except Refused:
+                refused += 1
+        driver.step()
+        left = driver.engine.stats().waiting
+        assert left <= bound
+        assert left == bound or not refused
+    driver.run()
+    assert set(driver.engine.stats().refusals) <= {"queue_full"}
+
+
+def test_a_burst_into_an_idle_engine_fills_its_seats_and_its_queue() -> None:
+    driver = Driver(config("continuous", max_num_seqs=3, max_waiting_requests=2))
+    for _ in range(5):
+        driver.add(2, 2)
+    refused = refusal_of(driver, 2, 2)
+    assert (refused.reason, refused.status) == ("queue_full", 503)
+    assert "2 requests are waiting (engine.max_waiting_requests=2)" in refused.message
+    driver.run()
+    assert driver.engine.stats().finished == {"length": 5}
+
+
+def test_a_free_seat_without_kv_is_no_seat() -> None:
+    """Ten usable blocks of four tokens, three seats; the first two take eight blocks."""
+    driver = Driver(config("continuous", max_waiting_requests=1), num_kv_blocks=11)
+    for _ in range(2):
+        driver.add(15, 1)
+    driver.add(12, 2)  # has a seat and no KV: it has to wait
+    assert refusal_of(driver, 2, 2).reason == "queue_full"
     driver.run()
 
 
@@ -234,6 +292,15 @@ def test_why_requests_had_to_queue_is_counted() -> None:
     static.step()
     assert static.engine.stats().waits == {"batch": 1}
     assert static.log.steps[-1].blocked == "batch"
+
+
+@pytest.mark.parametrize(("bound", "why"), [("max_num_seqs", "seats"), ("max_num_batched_tokens", "budget")])
+def test_a_lanes_own_bound_is_named(bound: str, why: str) -> None:
+    driver = Driver(config("chunked", lanes={"chat": {bound: 1}}))
+    for _ in range(2):
+        driver.add(3, 3, request_class="chat")
+    driver.step()
+    assert driver.log.steps[-1].blocked == why
 
 
 def test_the_head_waits_for_the_budget() -> None:

@@ -33,6 +33,12 @@ GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"
         ({"victim": "oldest"}, "engine.victim=oldest: choose from newest, least_urgent"),
         ({"policy": {"colour": 1}}, "engine.policy.colour is not a setting; choose from: "),
         ({"reservation": "all"}, "engine.reservation=all: choose from on_demand"),
+        ({"preempt_seed": 0}, "engine.preempt_seed=0: .* engine.preempt_every, so it needs that beside it"),
+        (
+            {"scheduler": "dynamic", "max_num_batched_tokens": 9999, "max_num_seqs": 6}
+            | {"policy": {"preferred_batch_sizes": [2, 8]}},
+            r"engine.policy.preferred_batch_sizes=\[2, 8\]: no batch has more than engine.max_num_seqs=6",
+        ),
         ({"max_num_seqs": 0}, "engine.max_num_seqs=0: needs a whole number above 0"),
         ({"max_waiting_requests": 0}, "engine.max_waiting_requests=0: needs a whole number above 0"),
         ({"block_size": 16.0}, "engine.block_size=16.0: needs a whole number"),

@@ -85,6 +85,13 @@ def test_a_server_without_records(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "no engine records" in text
 
 
+def test_with_lanes_it_says_what_is_approximate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = drive(tmp_path, "chunked", lanes={"chat": {"weight": 2.0}})
+    assert "engine.lanes" not in told(capsys, run, "r000001")  # its configuration is not there
+    (run / "config.yaml").write_text("engine: {lanes: {chat: {weight: 2.0}}}")
+    assert "\nengine.lanes=chat: what the queue waited for is what held" in told(capsys, run, "r000001")
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_every_strategy_can_be_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scheduler: str

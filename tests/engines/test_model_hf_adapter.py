@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -58,17 +59,23 @@ def test_the_process_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"model_type": "gemma2", "query_pre_attn_scalar": 8}, "uses softcap"),
+        ({"model_type": "gemma2"}, r"attn_logit_softcapping=50\.0 is not supported \(soft-capped"),
         ({"model_type": "no-such-model"}, "model_type=no-such-model is unknown"),
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
             "rope_type=dynamic",
         ),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is set"),
-        (
-            {"model_type": "gpt_oss", "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 8},
-            "uses s_aux",
-        ),
+        ({"model_type": "gpt_oss", "num_local_experts": 2}, r"num_local_experts=2 .*mixture of experts"),
+        ({"model_type": "qwen3_moe"}, r"experts=128 is not supported \(mixture of experts\)"),
+        ({"model_type": "mixtral"}, r"num_local_experts=8 is not supported \(mixture of experts\)"),
+        ({"model_type": "deepseek_v3"}, "is not supported"),
+        ({"model_type": "qwen3_next"}, "is not supported"),
+        ({"model_type": "falcon_h1"}, r"mamba_d_state=256 is not supported"),
+        ({"model_type": "llama4_text"}, "is not supported"),
+        ({"model_type": "mamba"}, r"state_size=16 is not supported \(layers whose state"),
+        ({"model_type": "diffllama"}, "calls attention 4 times in 2 layers"),
+        ({"model_type": "nemotron"}, "model_type=nemotron does not run through the paged attention"),
         ({"model_type": "bert", "hidden_act": "gelu", "is_decoder": True}, "config.json"),
     ],
 )
@@ -78,11 +85,13 @@ def test_attention_that_it_cannot_do_is_refused_at_the_start(changes: dict[str, 
     assert not registered()
 
 
-def test_an_active_window_is_refused() -> None:
-    model = adapter(model_type="mistral", sliding_window=32)
-    model.config.check_context(32)
-    with pytest.raises(ConfigError, match="sliding_window=32 would be active"):
-        model.config.check_context(33)
+@pytest.mark.parametrize(("keyword", "what"), [("softcap", "soft-capped"), ("s_aux", "attention sinks")])
+def test_what_a_model_asks_of_its_attention_is_never_dropped(keyword: str, what: str) -> None:
+    """Also where no field of config.json says it."""
+    model = adapter()
+    model._model.forward = functools.partial(model._model.forward, **{keyword: torch.ones(4)})
+    with pytest.raises(ConfigError, match=rf"uses {keyword} \({what}.*not supported"):
+        model._probe(CPU)
     model.close()
 
 

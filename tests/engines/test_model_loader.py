@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from engines.config import ConfigError
 from engines.model.config import ModelConfig
+from engines.model.lean import LeanModel
 from engines.model.loader import LoadedModel, load_model
 from engines.model.random_weights import random_weights, tiny_weights
 
@@ -81,6 +82,44 @@ def test_random_weights_are_seeded() -> None:
     first, again, other = tiny_weights(0), tiny_weights(0), tiny_weights(1)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+
+
+@pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
+def test_weights_are_converted_from_the_dtype_that_they_are_stored_in(folder: Path, key: str) -> None:
+    write_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps({**SHAPE.to_hf(), key: "bfloat16"}))
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in random_weights(SHAPE, 0).items()}
+    save_file(weights, folder / "model.safetensors")
+    for dtype in (torch.float32, torch.float16):
+        model = load_model({"name": "hf", "id": str(folder)}, CPU, dtype, 0).model
+        assert isinstance(model, LeanModel)
+        assert model.embedding.dtype == dtype
+        assert torch.equal(model.embedding.float(), weights["model.embed_tokens.weight"].float())
+    weights["model.norm.weight"][3] = 1e5
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"dtype=float16: .* model\.norm\.weight has values above 65504"):
+        load_model({"name": "hf", "id": str(folder)}, CPU, torch.float16, 0)
+
+
+def test_rows_of_a_padded_vocabulary_have_no_bytes(folder: Path) -> None:
+    """Embeddings are often padded to a round number: the model may say an id that no token has."""
+    write_tokenizer(folder)
+    loaded = load(folder)
+    assert loaded.tokenizer.vocab_size < loaded.config.vocab == 300
+    assert loaded.tokenizer.token_bytes(299) == b""
+
+
+def test_tied_embeddings_are_one_tensor_whatever_the_file_holds(folder: Path) -> None:
+    write_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps({**SHAPE.to_hf(), "tie_word_embeddings": True}))
+    with_head = load(folder).parameters
+    weights = random_weights(SHAPE, 0)
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors")
+    assert load(folder).parameters == load(folder, impl="hf").parameters == with_head
+    (folder / "config.json").write_text(json.dumps(SHAPE.to_hf()))
+    assert "no tensor lm_head.weight" in message(folder)
+    assert "does not fit model_type=llama: lm_head.weight" in message(folder, impl="hf")
 
 
 def test_what_is_wrong_with_a_folder_is_one_line(folder: Path) -> None:

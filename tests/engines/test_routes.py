@@ -76,14 +76,21 @@ def test_all_that_is_given_must_fit_and_the_first_route_wins() -> None:
 @pytest.mark.parametrize(
     ("route", "words"),
     [
-        (5, "server.routes[0]: needs an object"),
+        (5, "server.routes[0]=5: needs an object of name, match, "),
+        ([SLOW], "server.routes[0]=[{"),
         (SLOW | {"colour": 1}, "server.routes[0].colour is not a setting"),
         (SLOW | {"name": "a b"}, "server.routes[0].name=a b"),
-        (SLOW | {"name": DEFAULT}, "must differ"),
+        (SLOW | {"name": ["x"]}, "server.routes[0].name=['x']: needs 1 to 40 letters"),
+        (SLOW | {"name": DEFAULT}, "server.routes[0].name=default: is the name of engine.* itself; needs"),
+        (SLOW | {"engine": 0}, "server.routes[0].engine=0: needs an object of engine settings"),
+        (SLOW | {"engine": {"preempt_seed": 1}}, "server.routes[0]: engine.preempt_seed=1: draws"),
+        (SLOW | {"match": {"path": "/v1/chat"}}, "match.path=/v1/chat: no request comes there; choose from"),
+        (SLOW | {"match": {"path": ["/v1/completions", "/x"]}}, "server.routes[0].match.path=/x: no request"),
         (SLOW | {"kv_share": 1}, "server.routes[0].kv_share=1"),
         (SLOW | {"kv_share": None}, "server.routes[0].kv_share=None"),
-        (SLOW | {"match": {}}, "server.routes[0].match: needs an object of tenant, model, path"),
-        (SLOW | {"match": {"user": "a"}}, "server.routes[0].match: needs"),
+        (SLOW | {"match": {}}, "server.routes[0].match={}: needs an object of tenant, model, path"),
+        (SLOW | {"match": None}, "server.routes[0].match=None: needs an object of tenant, model, path"),
+        (SLOW | {"match": {"user": "a"}}, "server.routes[0].match={'user': 'a'}: needs"),
         (SLOW | {"match": {"tenant": []}}, "server.routes[0].match.tenant=[]"),
         (SLOW | {"preset": "nope"}, "server.routes[0].preset=nope"),
         (SLOW | {"preset": "openai"}, "server.routes[0].preset=openai"),
@@ -97,6 +104,34 @@ def test_what_cannot_work_is_said(route: Any, words: str) -> None:
         routes_of(configuration(route))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("routes", "words"),
+    [
+        (3, "server.routes=3: needs a list of routes, each an object of name, "),
+        (0, "server.routes=0: needs a list"),
+        (False, "server.routes=False: needs a list"),
+        ("slow", "server.routes=slow: needs a list"),
+        (SLOW, "server.routes={'name': 'slow', "),
+        ([1, 2], "server.routes[0]=1: needs an object"),
+        ([SLOW, SLOW], "server.routes[1].name=slow: is the name of server.routes[0]; needs one of its own"),
+        ([SLOW] * 17, "server.routes: has 17 routes, needs at most 16"),
+    ],
+)
+def test_routes_that_are_no_list_of_routes_are_shown(routes: Any, words: str) -> None:
+    config = configuration()
+    config["server"]["routes"] = routes
+    with pytest.raises(ConfigError) as error:
+        routes_of(config)
+    assert str(error.value).startswith(words)
+    assert len(str(error.value)) < 200
+
+
+def test_no_routes_at_all() -> None:
+    config = configuration()
+    config["server"]["routes"] = None
+    assert [route.name for route in routes_of(config)] == [DEFAULT]
 
 
 def test_shares_must_leave_something() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from engines.queues.fcfs import FcfsQueue
+from engines.schedulers.dynamic import DynamicScheduler
 from engines.sequence import Sequence
 from tests.support.engine_driver import Driver, config
 
@@ -176,3 +177,11 @@ def test_what_each_reservation_holds(reservation: str, live: list[int]) -> None:
     driver = run(Driver(cfg), [(7, 3)])
     assert driver.trace() == ["p0:4", "p0:3", "d0", "d0"]
     assert [s.kv_live for s in driver.log.steps] == live
+
+
+@pytest.mark.parametrize(("seats", "sizes"), [(16, (4, 8)), (8, (2, 4)), (5, (2,)), (3, ()), (1, ())])
+def test_dynamic_prefers_a_quarter_and_a_half_of_its_seats(seats: int, sizes: tuple[int, ...]) -> None:
+    policy = {"preferred_batch_sizes": None}
+    scheduler = Driver(config("dynamic", max_num_seqs=seats, policy=policy)).engine.scheduler
+    assert isinstance(scheduler, DynamicScheduler)
+    assert scheduler.preferred == sizes

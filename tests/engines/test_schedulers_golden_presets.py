@@ -100,11 +100,11 @@ def test_static_without_one_of_its_switches(
 
 
 def test_dynamic() -> None:
-    """Preferred sizes 2 and 4, a delay of 10 ms. Number 0 waits for company; with 1, which comes at 4 ms, two
-    is a preferred size. Of 2, 3 and 4, which come meanwhile, two are the largest preferred size that can be
-    formed. Number 4, alone, starts when it has waited 10 ms; 5 and 6 start at once."""
+    """Preferred size 2, a delay of 10 ms. Number 0 waits for company; with 1, which comes at 4 ms, they are
+    two. Of 2, 3 and 4, which come meanwhile, two are the preferred size. Number 4, alone, starts when it has
+    waited 10 ms; 5 and 6 start at once."""
     driver = small(
-        "dynamic", "engine.max_queue_delay_ms=10", "engine.policy.preferred_batch_sizes=[2,4]", budget=64
+        "dynamic", "engine.max_queue_delay_ms=10", "engine.policy.preferred_batch_sizes=[2]", budget=64
     )
     start = driver.clock.now
     add(driver, (2, 2))
@@ -123,9 +123,9 @@ def test_dynamic() -> None:
 
 
 def test_dynamic_starts_a_full_batch_whatever_is_preferred() -> None:
-    """Three is the most that a batch takes, though only 4 is preferred; two then wait for 50 ms."""
+    """Three is the most that a batch takes, and no size is preferred; two then wait for 50 ms."""
     driver = small(
-        "dynamic", "engine.max_queue_delay_ms=50", "engine.policy.preferred_batch_sizes=[4]", budget=64
+        "dynamic", "engine.max_queue_delay_ms=50", "engine.policy.preferred_batch_sizes=[]", budget=64
     )
     start = driver.clock.now
     add(driver, (2, 1), (3, 1), (2, 1), (1, 1), (2, 2))

@@ -38,9 +38,7 @@ SEED = 9
 @cache
 def plan(n: int, rate: float) -> tuple[ScheduledRequest, ...]:
     """n Poisson arrivals."""
-    times = draw_arrivals(
-        np.random.default_rng(SEED), Arrivals("poisson"), rate=rate, requests=n, duration_s=None
-    )
+    times = draw_arrivals(SEED, Arrivals("poisson"), rate=rate, requests=n, duration_s=None)
     return tuple(request(i, float(at), 1) for i, at in enumerate(times))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.loadgen.call import Call
+from harness.loadgen.call import Call, never_sent
 from harness.loadgen.dispatch import NS, Due
 from harness.records import RequestRecord
 from tests.support.load import check, request
@@ -157,9 +157,8 @@ def test_cut_off_before_and_after_the_send() -> None:
     sent = begun()
     sent.cut_off(T0 + 9 * MS)
     assert (outcome(sent), record(sent).end_ns) == (("cut_off", "in_flight"), 9 * MS)
-    never = Call(Due(request(), T0, T0), timeout_s=1.0, keep_text=False)
-    never.never_sent("shed")
-    got = record(never)
+    got = never_sent(request(), 2, -5, "shed")
+    assert (got.id, got.attempt, got.intended_ns) == (request().id, 2, -5)
     assert (got.outcome, got.reason, got.dispatch_ns, got.end_ns) == ("cut_off", "shed", None, None)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from engines.virtual import Clock, VirtualRunner
 from harness.conf import compose
 from harness.experiments import eviction, slices, stalls
 from harness.experiments.ratios import ratios
-from harness.experiments.simulation import Clock, Cost, VirtualRunner, as_request, simulate
+from harness.experiments.simulation import Cost, as_request, simulate
 from harness.plan import draw_schedule
 from workloads.schedule import Schedule, ScheduledRequest, Segment
 

@@ -88,7 +88,12 @@ def test_the_first_output_comes_after_the_reasoning() -> None:
     """kubernetes-sigs/inference-perf#559: 200 reasoning deltas, then text. All are tokens; the first one that
     is no reasoning has a stamp of its own."""
     thoughts = [chat({"reasoning_content": "hm"}) for _ in range(200)]
-    details = {"completion_tokens": 203, "completion_tokens_details": {"reasoning_tokens": 200}}
+    details: dict[str, Any] = {
+        "completion_tokens": 203,
+        "completion_tokens_details": {"reasoning_tokens": 200},
+        "prompt_tokens": 40,
+        "prompt_tokens_details": {"cached_tokens": 32},
+    }
     answer = read(
         chat({"role": "assistant"}),
         *thoughts,
@@ -101,6 +106,7 @@ def test_the_first_output_comes_after_the_reasoning() -> None:
     assert answer.chunk_ns[0] == 20
     assert answer.first_output_ns == answer.chunk_ns[200] == 2020
     assert (answer.tokens, answer.usage_output, answer.usage_reasoning) == (203, 203, 200)
+    assert (answer.usage_prompt, answer.usage_cached) == (40, 32)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import orjson
 import pytest
@@ -20,8 +21,9 @@ from harness.loadgen import run as run_module
 from harness.loadgen import watch as watch_module
 from harness.loadgen.bodies import Bodies
 from harness.loadgen.dispatch import Due
-from harness.loadgen.run import choose_backend, planned
+from harness.loadgen.run import choose_backend, planned, run_load
 from harness.loadgen.watch import Lifeline
+from harness.records import RequestLog, read_request_file
 from tests.support.load import CountingPrompts, every, request
 
 
@@ -227,6 +229,31 @@ def test_a_platform_without_the_lean_one_gets_the_other(monkeypatch: pytest.Monk
     backend, (note,) = choose_backend(HTTP, LoadSettings(run_id="x"))
     assert backend.__name__ == "run_aio"
     assert note == "load.backend=auto: aiohttp, since the lean one cannot be imported here"
+
+
+def test_a_stop_writes_what_was_never_sent_in_few_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50,000 records, a write each, kept a Ctrl-C waiting for seconds."""
+    written: list[int] = []
+    write = RequestLog._write
+    monkeypatch.setattr(RequestLog, "_write", lambda log, line: (written.append(len(line)), write(log, line)))
+    stop, t0_ns, path = Stop(), time.monotonic_ns(), tmp_path / "requests.jsonl"
+    stop.set("interrupted")
+    log = RequestLog(path, run="r", t0_ns=t0_ns)
+    settings = LoadSettings(run_id="r", kind="open")
+    plan = every(60.0, 2500)
+    run_load(
+        plan, CountingPrompts(), Target("http://127.0.0.1:9", "m"), settings, log, t0_ns=t0_ns, stop=stop
+    )
+    assert len(written) <= 3 + 1 + 2  # batches, the first request, header and footer
+    file = read_request_file(path)
+    assert sorted(record.id for record in file.records) == [request.id for request in plan]
+    unsent = [record for record in file.records if record.reason == "not_sent"]
+    assert len(unsent) >= 2499
+    assert {(r.intended_ns, r.outcome, r.final) for r in unsent if r.id == plan[7].id} == {
+        (7 * 60 * 10**9, "cut_off", True)
+    }
 
 
 def test_which_requests_a_load_is_about() -> None:

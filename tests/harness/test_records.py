@@ -59,7 +59,7 @@ RECORD = RequestRecord(
     finish_reason="stop",
     error=None,
 )
-NEWER = ("final", "first_output_ns", "reasoning_tokens", "reads", "coalesced", "text")
+NEWER = ("final", "first_output_ns", "reasoning_tokens", "reads", "coalesced", "cached_tokens", "text")
 T0 = 2**60  # a monotonic clock of 36 years: no float holds it to the nanosecond
 
 
@@ -132,7 +132,8 @@ def records_na(frame: Any, value: Any) -> Any:
 
 
 def test_a_line_from_before_a_field_existed_reads_as_its_default(tmp_path: Path) -> None:
-    row = replace(RECORD, final=False, first_output_ns=4, reasoning_tokens=1, reads=2, coalesced=1, text="t")
+    newer = {"first_output_ns": 4, "reasoning_tokens": 1, "reads": 2, "coalesced": 1, "cached_tokens": 1}
+    row = replace(RECORD, final=False, text="t", **newer)
     path = write(tmp_path, [row])
     assert records.read_requests(tmp_path) == [row]
     line = orjson.loads(path.read_bytes().splitlines()[1])

@@ -116,7 +116,7 @@ def random_case(
 ) -> Case:
     """So many requests, at least and at most. `fixed` are settings that are not left to chance."""
     max_model_len = pick.one_of([20, 30, pick.number(4, 30)])
-    seats = pick.one_of([2, 3, 4, 5, 1])
+    seats = fixed.get("max_num_seqs") or pick.one_of([2, 3, 4, 5, 1])
     block_size = pick.one_of([1, 2, 2, 4, 7])
     scheduler = schedulers.scheduler_class(preset(name)["scheduler"])
     least = max(seats, max_model_len) if scheduler.whole_prompts else seats
@@ -139,7 +139,7 @@ def random_case(
         "pad_finished": pick.one_of([True, False]),
         "left_pad": pick.one_of([True, False]),
         "kv_watermark": pick.one_of([preset(name)["kv_watermark"], 0.2]),
-        "policy": _policy(pick, preset(name)["scheduler"], preset(name)["policy"]),
+        "policy": _policy(pick, preset(name)["scheduler"], preset(name)["policy"], seats),
     }
     if pick.one_of(maybe):
         changes["preempt_every"] = pick.number(1, 6)
@@ -186,7 +186,7 @@ def _arrival(pick: Pick, config: EngineConfig, ticks: int) -> Arrival:
     )
 
 
-def _policy(pick: Pick, scheduler: str, policy: Mapping[str, Any]) -> dict[str, Any]:
+def _policy(pick: Pick, scheduler: str, policy: Mapping[str, Any], seats: int) -> dict[str, Any]:
     """The preset's own settings in the size of the tests."""
     sizes: dict[str, dict[str, Any]] = {
         "chunked": {
@@ -194,7 +194,11 @@ def _policy(pick: Pick, scheduler: str, policy: Mapping[str, Any]) -> dict[str, 
             "decode_seq_budget": pick.one_of([None, 1, 2]),
             "pieces_in_blocks": pick.one_of([True, False]),
         },
-        "dynamic": {"preferred_batch_sizes": pick.one_of([[], [2], [2, 3]])},
+        "dynamic": {
+            "preferred_batch_sizes": pick.one_of(
+                [None, *(sizes for sizes in ([], [2], [2, 3]) if max(sizes, default=1) <= seats)]
+            )
+        },
         "prefill_first": {"delay_factor": pick.one_of([0.0, 0.0, 1.0])},
         "sliced": {"slice_tokens": pick.one_of([1, 3, 8])},
         "tgi": {

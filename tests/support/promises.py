@@ -182,7 +182,7 @@ class Static(Promised):
 
 class Dynamic(Static):
     def _preferred(self, size: int) -> bool:
-        return size in self.engine.scheduler.settings.preferred_batch_sizes
+        return size in self.engine.scheduler.preferred
 
 
 class Sliced(Static):

@@ -10,13 +10,12 @@ from workloads import WorkloadError
 from workloads.arrivals import Arrivals, Burst, draw_arrivals, place, read_arrivals
 from workloads.fit import fit_gaps, index_of_dispersion
 from workloads.settings import Settings
-from workloads.streams import stream
 
 
 def times(
     arrivals: Arrivals, rate: float, n: int | None = None, duration: float | None = None, seed: int = 0
 ):
-    return draw_arrivals(stream(seed, "arrivals"), arrivals, rate=rate, requests=n, duration_s=duration)
+    return draw_arrivals(seed, arrivals, rate=rate, requests=n, duration_s=duration)
 
 
 def test_poisson_gaps_are_exponential_and_counts_have_dispersion_one():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from workloads import WorkloadError
-from workloads.cancellation import draw_cancellations, read_cancellation
+from workloads.cancellation import Cancellation, Decisions, draw_cancellations, read_cancellation
 from workloads.settings import Settings
 
 NODE = {
@@ -25,10 +25,15 @@ def read(**changes):
     return read_cancellation(Settings(node, "workload.cancel"))
 
 
+def decide(cancel: Cancellation, stops: np.ndarray) -> Decisions:
+    """Of one class."""
+    return draw_cancellations(0, [cancel], np.zeros(len(stops), dtype=int), stops)
+
+
 def test_shares_and_values():
     stops = np.full(N, 200)
-    decisions = draw_cancellations(0, read(), stops)
-    kinds = np.array([d.kind for d in decisions])
+    decisions = decide(read(), stops)
+    kinds = np.array(decisions.kind.list())
     for kind, share in (
         ("before_first_token", 0.1),
         ("after_tokens", 0.3),
@@ -36,31 +41,44 @@ def test_shares_and_values():
         ("none", 0.55),
     ):
         assert np.mean(kinds == kind) == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / N))
-    patience = np.array([d.value for d in decisions if d.kind == "before_first_token"])
+    patience = decisions.value[kinds == "before_first_token"]
     assert np.median(patience) == pytest.approx(20, rel=0.08)
     assert np.log(patience).std() == pytest.approx(0.8, rel=0.08)
-    tokens = np.array([d.value for d in decisions if d.kind == "after_tokens"])
+    tokens = decisions.value[kinds == "after_tokens"]
     assert tokens.min() >= 10
     assert tokens.max() <= 190
     assert tokens.mean() == pytest.approx(100, rel=0.03)
-    assert all(d.value == pytest.approx(60) for d in decisions if d.kind == "after_s")
-    assert all(d.value is None for d in decisions if d.kind == "none")
+    assert np.allclose(decisions.value[kinds == "after_s"], 60)
+    assert np.isnan(decisions.value[kinds == "none"]).all()
+    assert np.isnan(decisions.timeout_s).all()
+
+
+def test_each_class_has_its_own_and_a_client_may_have_a_time_out():
+    patient = read_cancellation(Settings({**NODE, "timeout": {"share": 0.25, "s": 30}}, "workload.cancel"))
+    hasty = read(after_s__share=0.6)
+    member = np.arange(N) % 2
+    decisions = draw_cancellations(0, [patient, hasty], member, np.full(N, 200))
+    kinds = np.array(decisions.kind.list())
+    assert np.mean(kinds[member == 0] == "after_s") == pytest.approx(0.05, abs=0.01)
+    assert np.mean(kinds[member == 1] == "after_s") == pytest.approx(0.6, abs=0.02)
+    assert np.nanmean(decisions.timeout_s) == 30
+    assert np.isnan(decisions.timeout_s[member == 1]).all()
+    assert np.isfinite(decisions.timeout_s[member == 0]).mean() == pytest.approx(0.25, abs=0.02)
 
 
 def test_tokens_are_at_least_one_and_within_the_answer():
-    for d in draw_cancellations(0, read(after_tokens__share=0.85), np.ones(500, dtype=int)):
-        assert d.kind != "after_tokens" or d.value == 1
+    decisions = decide(read(after_tokens__share=0.85), np.ones(500, dtype=int))
+    midway = np.array(decisions.kind.list()) == "after_tokens"
+    assert midway.sum() > 300
+    assert set(decisions.value[midway]) == {1}
 
 
 def test_another_share_moves_no_value():
     stops = np.full(2000, 200)
-    few, many = (
-        draw_cancellations(0, read(), stops),
-        draw_cancellations(0, read(after_tokens__share=0.6), stops),
-    )
-    both = [(a, b) for a, b in zip(few, many, strict=True) if a.kind == b.kind == "after_tokens"]
-    assert len(both) > 300
-    assert all(a.value == b.value for a, b in both)
+    few, many = decide(read(), stops), decide(read(after_tokens__share=0.6), stops)
+    one, other = (np.array(d.kind.list()) == "after_tokens" for d in (few, many))
+    assert (one & other).sum() > 300
+    assert (few.value[one & other] == many.value[one & other]).all()
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def broken(name="rag", drop=None, **changes):
         (broken(max_tokens_factor=0.5), "workload.max_tokens_factor=0.5: needs a number of 1 or more"),
         (broken(stream_fraction=2), "workload.stream_fraction=2: needs a share"),
         (broken(input__cap=0), "workload.input.cap=0: needs a whole number of 1 or more"),
-        (broken(input__cap=200), "input.cap=200: the shared parts of class retrieval need at least 265"),
+        (broken(input__cap=200), "input.cap=200: the shared parts of class retrieval need at least 26"),
         (broken(drop="cancel"), "workload.cancel is missing"),
         (broken(classes={}), "workload.classes={}: needs at least one class"),
         ({**workload("rag"), "rat": 3}, "workload.rat is not a setting; choose from: .*rate"),

@@ -18,7 +18,6 @@ from workloads.arrivals import Arrivals, draw_arrivals
 from workloads.fit import index_of_dispersion
 from workloads.rates import RateProfile, Stretch, read_rate
 from workloads.settings import Settings
-from workloads.streams import stream
 
 RAMP = {"kind": "ramp", "from": 2, "to": 20, "over_s": 200}
 STEPS = {"kind": "steps", "steps": [[2, 100], [8, 100], [0, 50], [4, 100]]}
@@ -31,8 +30,7 @@ def profile(values) -> RateProfile:
 
 
 def times(kind, rate, n=None, duration=None, seed=0, cv=1.0):
-    rng = stream(seed, "arrivals")
-    return draw_arrivals(rng, Arrivals(kind, cv=cv), rate=rate, requests=n, duration_s=duration)
+    return draw_arrivals(seed, Arrivals(kind, cv=cv), rate=rate, requests=n, duration_s=duration)
 
 
 def within(count, expected, cv=1.0):

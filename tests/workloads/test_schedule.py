@@ -18,6 +18,7 @@ texts = st.text(min_size=1, max_size=12)
 def requests(draw: st.DrawFn) -> ScheduledRequest:
     segments = draw(st.lists(st.builds(Segment, texts, st.integers(1, 5000)), min_size=1, max_size=4))
     stop_after = draw(st.integers(1, 4000))
+    streams = draw(st.booleans())
     kind = draw(st.sampled_from(["none", "before_first_token", "after_tokens", "after_s"]))
     session, turn = draw(st.none() | texts), draw(st.integers(0, 9))
     thinks = draw(st.none() | st.floats(0, 600)) if session is not None and turn > 0 else None
@@ -28,7 +29,7 @@ def requests(draw: st.DrawFn) -> ScheduledRequest:
         request_class=draw(texts),
         priority=draw(st.integers(-5, 5)),
         deadline_ms=draw(st.none() | st.floats(0, 1e6)),
-        stream=draw(st.booleans()),
+        stream=streams,
         session=session,
         turn=turn,
         segments=tuple(segments),
@@ -39,6 +40,7 @@ def requests(draw: st.DrawFn) -> ScheduledRequest:
         cancel_value=None if kind == "none" else draw(st.integers(1, 99) | st.floats(0.1, 99)),
         timeout_s=draw(st.none() | st.floats(0.1, 600)),
         think_s=thinks,
+        transport=draw(st.sampled_from(["http", "websocket"])) if streams else "http",
     )
 
 
@@ -79,7 +81,7 @@ def test_segments_are_structs_that_pandas_and_others_can_read(tmp_path):
 def test_digest_is_that_of_the_content():
     base = Schedule((one(),), "mine", 0)
     # The value is fixed: a change of it breaks every recorded fingerprint and must be meant.
-    assert base.sha256() == "840ad3210f3ced31f59894d99e580d684320e9c8e590bbe28c15119c39581382"
+    assert base.sha256() == "68e9d34a866f1da34d233709064181a24150cba5c48b799cda6cdff28a09d260"
     assert Schedule((one(),), "other name", 0, 0.5, 3.0, 2, ("note",)).sha256() == base.sha256()
     assert Schedule((one(arrival_s=0.5000001),), "mine", 0).sha256() != base.sha256()
     assert Schedule((one(),), "mine", 1).sha256() != base.sha256(), "the seed decides what prompts say"
@@ -94,7 +96,7 @@ def test_a_file_from_before_think_times_is_read_and_keeps_its_digest(tmp_path):
     schedule = Schedule((one(), one(id="r000001", arrival_s=1.5, session="s", turn=1)), "mine", 0)
     schedule.to_parquet(tmp_path / "new.parquet")
     table = pq.read_table(tmp_path / "new.parquet")
-    pq.write_table(table.drop_columns(["think_s"]), tmp_path / "old.parquet")
+    pq.write_table(table.drop_columns(["think_s", "transport"]), tmp_path / "old.parquet")
     old = Schedule.from_parquet(tmp_path / "old.parquet")
     assert old == schedule
     assert old.sha256() == schedule.sha256()
@@ -124,6 +126,8 @@ def test_think_time_is_part_of_the_digest():
         ({"session": "s", "turn": 1, "think_s": float("inf")}, "think_s=inf"),
         ({"session": "s", "turn": 0, "think_s": 1.0}, "turn=0, needs a session and a turn of 1 or more"),
         ({"turn": 1, "think_s": 1.0}, "session=None"),
+        ({"transport": "carrier pigeon"}, "transport=carrier pigeon.*needs one of http, websocket"),
+        ({"transport": "websocket", "stream": False}, "stream=False.*a websocket streams"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(changes, words):

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,11 +44,9 @@ def message(path, **options) -> str:
 def test_azure_with_crlf_seven_digits_and_no_last_newline(write):
     trace = read_trace(write(f"{HEADER}\r\n{GOOD}\r\n2023-11-16 18:15:50.9951690,396,109"))
     assert trace.format == "azure"
-    assert [(r.input_tokens, r.output_tokens, r.hash_ids) for r in trace.rows] == [
-        (374, 44, None),
-        (396, 109, None),
-    ]
-    assert trace.rows[1].time_ns - trace.rows[0].time_ns == 4_314_579_000
+    assert (trace.input_tokens.tolist(), trace.output_tokens.tolist()) == ([374, 396], [44, 109])
+    assert trace.blocks is None
+    assert np.diff(trace.time_ns).tolist() == [4_314_579_000]
 
 
 @pytest.mark.parametrize(
@@ -63,43 +62,41 @@ def test_azure_with_crlf_seven_digits_and_no_last_newline(write):
 )
 def test_times_with_any_fraction_and_zone(write, stamp, ns):
     trace = read_trace(write(f"{HEADER}\n2024-05-12 00:00:00,1,1\n{stamp},1,1\n"))
-    assert trace.rows[-1].time_ns - trace.rows[0].time_ns == ns
+    assert trace.time_ns[-1] - trace.time_ns[0] == ns
 
 
 def test_columns_are_found_by_name_behind_a_bom(write):
     content = '\ufeff"GeneratedTokens",Extra,TIMESTAMP,ContextTokens\n44,é,"2023-11-16 18:15:46",374\n'
-    assert (
-        read_trace(write(content)).rows[0].input_tokens,
-        read_trace(write(content)).rows[0].output_tokens,
-    ) == (374, 44)
+    trace = read_trace(write(content))
+    assert (trace.input_tokens.tolist(), trace.output_tokens.tolist()) == ([374], [44])
 
 
 def test_mooncake_rows(write):
     path = write("\n".join([row(timestamp=0), row(timestamp=3000.5, hash_ids=[0, 7]), ""]), "t.jsonl")
     trace = read_trace(path)
     assert trace.format == "mooncake"
-    assert [r.hash_ids for r in trace.rows] == [(0, 1), (0, 7)]
-    assert trace.rows[1].time_ns == 3_000_500_000
+    assert (trace.blocks.start.tolist(), trace.blocks.ids.tolist()) == ([0, 2, 4], [0, 1, 0, 7])
+    assert trace.time_ns[1] == 3_000_500_000
     bare = write(json.dumps({"timestamp": 1, "input_length": 600, "output_length": 5.0}))
-    assert read_trace(bare).rows[0].hash_ids is None
+    assert read_trace(bare).blocks is None
 
 
 @pytest.mark.parametrize("name", ["trace.csv.gz", "trace.csv"])
 def test_gzip_is_known_by_its_content(write, name):
     trace = read_trace(write(gzip.compress(f"{HEADER}\n{GOOD}\n".encode()), name))
-    assert len(trace.rows) == 1
+    assert len(trace) == 1
 
 
 def test_limit_reads_no_further_than_it_needs(write):
     path = write(f"{HEADER}\n{GOOD}\n{GOOD}\nbroken\n")
-    assert len(read_trace(path, limit=2).rows) == 2
+    assert len(read_trace(path, limit=2)) == 2
     assert "line 4" in message(path, limit=3)
 
 
 def test_times_that_go_back_are_sorted_and_said(write):
     early = GOOD.replace("18:15", "17:15").replace("374", "1")
     trace = read_trace(write(f"{HEADER}\n{GOOD}\n{early}\n{GOOD}\n"))
-    assert [r.input_tokens for r in trace.rows] == [1, 374, 374]
+    assert trace.input_tokens.tolist() == [1, 374, 374]
     assert any("go back 1 times" in note for note in trace.notes)
 
 
@@ -164,7 +161,7 @@ def test_a_bad_azure_row_is_named_or_skipped_and_counted(write, line, column, re
     assert text.startswith(where + ": ")
     assert reason in text
     trace = read_trace(path, on_bad_row="skip")
-    assert (len(trace.rows), trace.skipped) == (2, 1)
+    assert (len(trace), trace.skipped) == (2, 1)
     assert "1 bad rows skipped" in trace.notes[0]
     assert "line 3" in trace.notes[0]
 
@@ -197,7 +194,7 @@ def test_a_bad_mooncake_row_is_named_or_skipped_and_counted(write, line, column,
     assert text.startswith(where + ": ")
     assert reason in text
     trace = read_trace(path, on_bad_row="skip")
-    assert (len(trace.rows), trace.skipped) == (2, 1)
+    assert (len(trace), trace.skipped) == (2, 1)
 
 
 def test_bytes_that_are_no_text(write):
@@ -225,4 +222,4 @@ def test_no_bytes_make_anything_but_rows_or_a_one_line_error(tmp_path_factory, d
         except TraceError as exc:
             assert "\n" not in str(exc)  # noqa: PT017
         else:
-            assert trace.rows
+            assert len(trace)

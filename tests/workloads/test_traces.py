@@ -135,15 +135,14 @@ def test_convert_there_and_back(azure, mooncake, tmp_path):
     before = read_trace(azure)
     write(convert(before, "mooncake"), tmp_path / "as.jsonl.gz")
     after = read_trace(tmp_path / "as.jsonl.gz")
-    start = before.rows[0].time_ns
-    assert [(r.time_ns - start, r.input_tokens, r.output_tokens) for r in before.rows] == [
-        (r.time_ns, r.input_tokens, r.output_tokens) for r in after.rows
-    ]
-    ids = [i for r in after.rows for i in r.hash_ids or ()]
+    assert (before.time_ns - before.time_ns[0]).tolist() == after.time_ns.tolist()
+    assert before.input_tokens.tolist() == after.input_tokens.tolist()
+    assert before.output_tokens.tolist() == after.output_tokens.tolist()
+    ids = after.blocks.ids.tolist()
     assert ids == list(range(len(ids))), "blocks of a trace that has none are shared by nobody"
     write(convert(read_trace(mooncake), "azure"), tmp_path / "as.csv")
     back = read_trace(tmp_path / "as.csv")
-    assert [r.time_ns for r in back.rows] == [500_000_000, 1_500_000_000, 2_500_000_000]
+    assert back.time_ns.tolist() == [500_000_000, 1_500_000_000, 2_500_000_000]
     with pytest.raises(WorkloadError, match=r"--out=.*exists"):
         write(convert(before, "azure"), tmp_path / "as.csv")
     with pytest.raises(WorkloadError, match="choose from azure, mooncake"):
@@ -171,7 +170,7 @@ def test_azure_2023_conversations():
     fit = fit_trace(recorded)
     # Published facts of the file: rows, mean rate, quantiles.
     assert (fit.rows, round(fit.span_s)) == (19_366, 3502)
-    assert np.mean([r.input_tokens for r in recorded.rows]) == pytest.approx(1154.7, abs=0.05)
+    assert recorded.input_tokens.mean() == pytest.approx(1154.7, abs=0.05)
     assert (round(fit.output.mu, 3), round(fit.output.sigma, 3), round(fit.output.ks, 2)) == (
         5.019,
         0.859,
@@ -194,7 +193,7 @@ def test_azure_2023_code():
 def test_mooncake_conversations():
     path = real("mooncake_conversation.jsonl.gz")
     recorded = read_trace(path)
-    assert len(recorded.rows) == 12_031
+    assert len(recorded) == 12_031
     assert fit_trace(recorded).arrivals.shape is None, "its stamps lie on a grid of 3 s"
     schedule = draw(trace(path, input__cap=None, limit=2000), seed=0)
     seen: set[str] = set()

@@ -17,8 +17,8 @@ from aiohttp import web
 
 from engines.batch import RaggedBatch, StepResult
 from engines.config import EngineConfig
-from engines.engine import Engine
 from engines.model.tokenizer import ByteTokenizer
+from engines.overlap import build_engine
 from engines.routes import DEFAULT, Route, shares
 from engines.server.app import Server, ServerConfig, app_runner
 from engines.server.channel import Channel, socket_pair
@@ -91,7 +91,7 @@ class LiveServer:
         made, ids = {}, itertools.count()
         for route, (offset, blocks) in zip(every, shares(every, self.config.num_kv_blocks or 0), strict=True):
             own = log if route.name == DEFAULT else ReportLog(None, route.name, log)
-            made[route.name] = Engine(
+            made[route.name] = build_engine(
                 route.engine,
                 SharedRunner(self.runner, offset, self.config.block_size),
                 num_kv_blocks=blocks,

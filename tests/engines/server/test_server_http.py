@@ -106,6 +106,36 @@ def test_stream_and_whole_answer_are_the_same_and_right(scheduler: str) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("scheduler", ["static", "chunked"])
+@pytest.mark.parametrize("salt", ["none", "tenant"])
+def test_usage_says_what_the_prefix_cache_had(scheduler: str, salt: str) -> None:
+    """Blocks of four tokens: of 10 the cache can have 8; of another tenant's, with salt, none."""
+
+    async def scenario() -> None:
+        settings = {"reservation": "max_model_len", "prefix_cache": True, "prefix_cache_salt": salt}
+        async with serving(scheduler, **settings) as (server, http):
+            seen = []
+            for tenant in ("a", "a", "b"):
+                body = {"prompt": PROMPT[:10], "max_tokens": 4, "batchmark": {"tenant": tenant}}
+                _, single = await whole(http, **body)
+                seen.append(single["usage"]["prompt_tokens_details"]["cached_tokens"])
+            assert seen == ([0, 8, 0] if salt == "tenant" else [0, 8, 8])
+            for more in ({}, {"stop": single["choices"][0]["text"][:2]}):  # the server ends that one itself
+                more |= {"batchmark": {"tenant": "a"}, "stream_options": {"include_usage": True}}
+                chunks = await events(http, prompt=PROMPT[:10], max_tokens=4, **more)
+                assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
+            chat = {"messages": [{"role": "user", "content": "tell me more"}], "max_tokens": 2}
+            for expected in (False, True):
+                async with http.post("/v1/chat/completions", json=chat) as response:
+                    usage = (await response.json())["usage"]
+                assert (usage["prompt_tokens_details"]["cached_tokens"] > 0) == expected
+            await server.until(lambda: server.engine.stats.running == 0)
+            hits = server.engine.stats.prefix_cache_hits
+            assert hits == sum(seen) + 16 + usage["prompt_tokens_details"]["cached_tokens"]
+
+    run(scenario())
+
+
 def test_a_chunk_without_visible_text_is_sent_only_with_ids() -> None:
     async def scenario() -> None:
         async with serving() as (_, http):

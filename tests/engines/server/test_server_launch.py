@@ -45,6 +45,7 @@ async def serve_until(stop: Stop, service: StubService, then: Any) -> int:
     then()
     rest = await client.read_to(b"0\r\n\r\n")
     assert b'data: {"error":' in rest  # the open answer says why it ends
+    assert (b'"code":"going"' in rest) == (b"the server is going" in rest)
     assert b"[DONE]" not in rest
     client.leave("fin")
     code = await asyncio.wait_for(task, PATIENCE_S)
@@ -100,6 +101,33 @@ def test_an_answer_that_the_end_cuts_off_is_given_up_in_the_engine_too() -> None
     assert service.live.raw_engine.counters.finished == {"abort": 1}
     left = service.live.raw_engine.stats()
     assert (left.running, left.waiting, left.kv_live) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_whole_answer_that_the_end_cuts_off_is_refused_as_those_that_wait(path: str) -> None:
+    """Half computed, nothing of it sent: a status can still say so. The third one has no seat."""
+
+    async def scenario() -> None:
+        async with LiveServer("chunked", gated=True, max_num_seqs=2) as server:
+            body: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}
+            chat = {"messages": [{"role": "user", "content": "a"}]}
+            body |= chat if "chat" in path else {"prompt": [1, 2]}
+            clients = [RawClient(server.port) for _ in range(3)]
+            for client in clients:
+                await client.post(path, **body)
+            await server.until(lambda: server.metrics.received == 3)
+            server.runner.permit(6)
+            await server.until(lambda: server.engine.stats.output_tokens >= 6, "two have tokens")
+            server.engine.fail_open("the server is going: SIGTERM", refuse=True)
+            for client in clients:
+                said = await client.read_to(b'"code":"going"')
+                assert said.startswith(b"HTTP/1.1 503")
+                assert b"Retry-After: " in said
+                client.leave("fin")
+            await server.until(lambda: server.metrics.refused["going"] == 3)
+            server.runner.open_gate()
+
+    asyncio.run(scenario())
 
 
 def test_records_of_another_server_are_left_alone(tmp_path: Path) -> None:

@@ -50,7 +50,12 @@ reports = st.builds(
     Report,
     counts,
     stats,
-    st.lists(st.builds(Produced, counts, st.lists(counts, max_size=5), st.none() | texts, st.none() | texts)),
+    st.lists(
+        st.builds(
+            Produced,
+            *(counts, st.lists(counts, max_size=5), st.none() | texts, st.none() | texts, st.none() | counts),
+        )
+    ),
     st.lists(st.builds(Refusal, counts, texts, texts, counts, maybe)),
     st.lists(st.builds(Pass, counts, counts, maybe)),
     st.lists(st.builds(Left, counts, maybe, maybe)),

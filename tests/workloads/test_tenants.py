@@ -117,7 +117,7 @@ def test_all_turns_of_a_session_are_of_one_tenant():
         ({"priority": 0.5}, "classes.batch.priority=0.5: needs a whole number"),
         ({"priority": 5000}, "classes.batch.priority=5000: needs a whole number of 1000 at most"),
         ({"deadline_ms": 0}, "classes.batch.deadline_ms=0: needs a number above 0"),
-        ({"deadline": 5}, "classes.batch.deadline is not a setting; choose from: deadline_ms"),
+        ({"deadline": 5}, "classes.batch.deadline is not a setting; choose from: cancel, deadline_ms"),
     ],
 )
 def test_what_cannot_work_is_named(change, words):

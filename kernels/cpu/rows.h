@@ -1,0 +1,170 @@
+// What the vector and the matrix form of attention share: the problem, a tile's place in the cache, the online softmax,
+// and the merge of segments.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "simd.h"
+
+namespace {
+
+constexpr int TILE = 64;  // keys that are met at once
+constexpr int NV = TILE / LANES;
+
+struct Problem {
+    const void *q, *k_cache, *v_cache;
+    void* out;
+    int64_t q_stride, out_stride, table_width;
+    const int32_t *cu_q, *kv_len, *table;
+    int heads, kv_heads, dim, block_size;
+    float scale;
+    int window;  // 0: none
+    int group() const { return heads / kv_heads; }
+    int padded_dim() const { return (dim + LANES - 1) / LANES * LANES; }
+    // The first key that a query at this position sees.
+    int lowest(int position) const { return window && position >= window ? position - window + 1 : 0; }
+};
+
+// The rows of one work item: the queries first .. first + count - 1 of a sequence, each with the heads of its group.
+struct Item {
+    int64_t cost;
+    int32_t sequence, kv_head, first, count;
+    int32_t split, segment;  // -1: all segments; else a part of splits[split]
+};
+
+struct Rows {
+    int count, group, position;  // the first row's query sits at this position
+    int at(int row) const { return position + std::min(row, count - 1) / group; }
+};
+
+// Memory that a thread keeps from call to call, dealt out in pieces of whole cache lines.
+struct Arena {
+    std::vector<char> memory;
+    size_t used = 0;
+
+    void reserve(size_t bytes) {
+        if (memory.size() < bytes + 64) memory.assign(bytes + 64, 0);
+        used = (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+    }
+    static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+    template <class T>
+    T* take(size_t n) {
+        T* piece = reinterpret_cast<T*>(memory.data() + used);
+        used += rounded(n * sizeof(T));
+        return piece;
+    }
+};
+
+// The online softmax of some rows: sums of weighted values, sums of weights (lane by lane), the highest score.
+struct State {
+    float *acc, *total, *top;  // [rows, padded_dim], [rows, LANES], [rows]
+
+    static size_t size(int rows, int padded) { return (size_t(rows) * (padded + LANES + 1) + 15) / 16 * 16; }
+    State(float* memory, int rows, int padded)
+        : acc(memory), total(acc + size_t(rows) * padded), top(total + size_t(rows) * LANES) {}
+    void clear(int rows, int padded) {
+        std::fill(acc, acc + size_t(rows) * (padded + LANES), 0.0f);
+        std::fill(top, top + rows, -INFINITY);
+    }
+};
+
+// What keys that came later add to `into`. Exact where one side saw nothing.
+INLINE void merge(State into, const State& part, int rows, int padded) {
+    for (int r = 0; r < rows; r++) {
+        const float now = std::max(into.top[r], part.top[r]);
+        const float base = now == -INFINITY ? 0.0f : now;
+        const vec a = exp2_(splat(into.top[r] - base)), b = exp2_(splat(part.top[r] - base));
+        for (int c = 0; c < padded; c += LANES) {
+            float* to = into.acc + int64_t(r) * padded + c;
+            store(to, load(to) * a + load(part.acc + int64_t(r) * padded + c) * b);
+        }
+        float* to = into.total + r * LANES;
+        store(to, load(to) * a + load(part.total + r * LANES) * b);
+        into.top[r] = now;
+    }
+}
+
+// One row's scores of a tile become weights, of which only the keys from .. seen - 1 are not 0. Returns the factor for
+// what the row has summed up before.
+template <class W>
+INLINE float soften(const float* scores, float scale, int from, int seen, W* weights, float* top, float* total) {
+    vec s[NV];
+    for (int v = 0; v < NV; v++) s[v] = load(scores + v * LANES) * scale;
+    if (from > 0 || seen < TILE) {
+        const ivec lane = lanes();
+        for (int v = 0; v < NV; v++)
+            s[v] = (uvec)(lane + (v * LANES - from)) < uint32_t(seen - from) ? s[v] : splat(-INFINITY);
+    }
+    vec high = s[0];
+    for (int v = 1; v < NV; v++) high = high > s[v] ? high : s[v];
+    const float now = std::max(*top, maximum(high));
+    const float base = now == -INFINITY ? 0.0f : now;  // nothing seen yet: all weights become 0
+    const float alpha = *top == base ? 1.0f : exp2_(splat(*top - base))[0];
+    *top = now;
+    vec part = {};
+    for (int v = 0; v < NV; v++) {
+        vec w = exp2_(s[v] - base);
+        store(weights + v * LANES, w);
+        part += w;
+    }
+    store(total, load(total) * alpha + part);
+    return alpha;
+}
+
+// Where the keys and values of a tile are: E is the cache's type, or float for a copy in the workspace.
+template <class E>
+struct Tile {
+    const E* key[NV];      // component d of vector v is at key[v] + d * stride
+    int64_t stride;
+    const E* value[TILE];  // rows of the tile that no row may see point to zeros
+};
+
+// A vector of keys lies in one block, a row of values in whole vectors: nothing has to be copied.
+INLINE bool lies_in_vectors(const Problem& p) { return p.block_size % LANES == 0 && p.dim % LANES == 0; }
+
+INLINE float as(float, float x) { return x; }
+INLINE float as(float, bf16 x) { return widen(x); }
+INLINE bf16 as(bf16, bf16 x) { return x; }
+
+// The keys first .. keys - 1 of the tile that begins at position start. With a workspace (keys [dim, TILE], values
+// [TILE, padded_dim]) they are copied into it. zeros: a row of padded_dim zeros.
+template <class T, class E>
+void locate(const Problem& p, const Item& item, int start, int first, int keys, E* key_copy, E* value_copy,
+            const E* zeros, Tile<E>& tile) {
+    const int bs = p.block_size, dim = p.dim, padded = p.padded_dim();
+    const int64_t head_size = int64_t(dim) * bs;
+    const int32_t* table = p.table + item.sequence * p.table_width;
+    tile.stride = key_copy ? TILE : bs;
+    for (int j = 0; j < TILE; j++)
+        if (j < first || j >= keys) tile.value[j] = zeros;
+    for (int j = first; j < keys;) {
+        const int block = (start + j) / bs, offset = (start + j) % bs, n = std::min(bs - offset, keys - j);
+        const int64_t base = (table[block] * int64_t(p.kv_heads) + item.kv_head) * head_size;
+        const T* k = static_cast<const T*>(p.k_cache) + base + offset;
+        const T* v = static_cast<const T*>(p.v_cache) + base + int64_t(offset) * dim;
+        if (key_copy) {
+            for (int d = 0; d < dim; d++)
+                for (int i = 0; i < n; i++) key_copy[d * TILE + j + i] = as(E{}, k[int64_t(d) * bs + i]);
+            for (int i = 0; i < n; i++) {
+                E* to = value_copy + int64_t(j + i) * padded;
+                for (int d = 0; d < dim; d++) to[d] = as(E{}, v[int64_t(i) * dim + d]);
+                tile.value[j + i] = to;
+            }
+        } else if constexpr (sizeof(T) == sizeof(E)) {
+            for (int i = j / LANES; i * LANES < j + n; i++)
+                tile.key[i] = reinterpret_cast<const E*>(k + i * LANES - j);
+            for (int i = 0; i < n; i++) tile.value[j + i] = reinterpret_cast<const E*>(v + int64_t(i) * dim);
+        }
+        j += n;
+    }
+    // Vectors before the first and past the last key: any readable address, their scores are masked.
+    const int begin = first / LANES, end = (keys + LANES - 1) / LANES;
+    for (int i = 0; i < NV; i++) {
+        if (key_copy) tile.key[i] = key_copy + i * LANES;
+        else if (i < begin || i >= end) tile.key[i] = tile.key[begin];
+    }
+}
+
+}  // namespace

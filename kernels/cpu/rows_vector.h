@@ -1,0 +1,162 @@
+// Rows against a tile of keys with vector instructions: MR rows at a time, in float32.
+//
+// The last group of an item has fewer rows, and each number of rows is compiled apart; a row takes the same
+// instructions in all of them.
+#pragma once
+
+#include "rows.h"
+
+namespace {
+
+constexpr int MR = 6;  // rows in registers
+// Vectors of keys or components in registers at once: MR * STEP accumulators, of 32 registers or of 16.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int STEP = 4;
+#else
+constexpr int STEP = 2;
+#endif
+
+// R rows of scores [R, TILE]. q is [dim, R]. The same places of the next tile are fetched ahead, where there is one.
+template <int R, class E>
+INLINE void score(const float* q, const Tile<E>& tile, const Tile<E>* next, int dim, float* scores) {
+    for (int v0 = 0; v0 < NV; v0 += STEP) {
+        vec a[R][STEP] = {};
+        for (int d = 0; d < dim; d++) {
+            if (next)
+                for (int v = 0; v < STEP; v++) __builtin_prefetch(next->key[v0 + v] + d * tile.stride);
+            vec k[STEP];
+            for (int v = 0; v < STEP; v++) k[v] = load(tile.key[v0 + v] + d * tile.stride);
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < STEP; v++) a[r][v] += q[d * R + r] * k[v];
+        }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < STEP; v++) store(scores + r * TILE + (v0 + v) * LANES, a[r][v]);
+    }
+}
+
+// acc = acc * alpha + weights * values for W vectors of components from column c.
+template <int R, int W, class E>
+INLINE void accumulate(float* acc, int64_t width, const float* alpha, const float* weights, const Tile<E>& tile,
+                       const Tile<E>* next, int c, int first, int keys) {
+    vec a[R][W];
+    for (int r = 0; r < R; r++)
+        for (int w = 0; w < W; w++) a[r][w] = load(acc + r * width + c + w * LANES) * alpha[r];
+    for (int j = first; j < keys; j++) {
+        if (next)
+            for (int w = 0; w < W; w++) __builtin_prefetch(next->value[j] + c + w * LANES);
+        vec x[W];
+        for (int w = 0; w < W; w++) x[w] = load(tile.value[j] + c + w * LANES);
+        for (int r = 0; r < R; r++)
+            for (int w = 0; w < W; w++) a[r][w] += weights[r * TILE + j] * x[w];
+    }
+    for (int r = 0; r < R; r++)
+        for (int w = 0; w < W; w++) store(acc + r * width + c + w * LANES, a[r][w]);
+}
+
+template <class T>
+struct VectorRows {
+    struct Mode {
+        Mode() {}  // nothing to prepare for a thread
+    };
+
+    const Problem& p;
+    const Item& item;
+    const Rows rows;
+    const bool in_place;
+    const int padded;
+    float *q, *weights, *keys = nullptr, *values = nullptr, *zeros;
+    Tile<T> tiles[2];
+    Tile<float> copy;
+    int current = -1;  // start of the tile in tiles[0]
+
+    // Several groups of rows pay for one conversion to float32.
+    static bool reads_in_place(const Problem& p, const Rows& rows) {
+        return lies_in_vectors(p) && (sizeof(T) == 4 || rows.count <= 2 * MR);
+    }
+    static int state_rows(int rows) { return rows; }
+    static size_t bytes(const Problem& p, const Rows& rows) {
+        const size_t dim = p.dim, padded = p.padded_dim();
+        return Arena::rounded(4 * (rows.count + MR) * dim) + Arena::rounded(4 * MR * TILE) +
+               Arena::rounded(4 * padded) +
+               (reads_in_place(p, rows) ? 0 : Arena::rounded(4 * TILE * dim) + Arena::rounded(4 * TILE * padded));
+    }
+
+    VectorRows(const Problem& p, const Item& item, const Rows& rows, const T* queries, Arena& arena)
+        : p(p), item(item), rows(rows), in_place(reads_in_place(p, rows)), padded(p.padded_dim()) {
+        q = arena.take<float>(size_t(rows.count + MR) * p.dim);
+        weights = arena.take<float>(MR * TILE);
+        zeros = arena.take<float>(padded);
+        std::fill(zeros, zeros + padded, 0.0f);
+        if (!in_place) {
+            keys = arena.take<float>(size_t(TILE) * p.dim);
+            values = arena.take<float>(size_t(TILE) * padded);
+            std::fill(values, values + TILE * padded, 0.0f);
+        }
+        const float scale = p.scale * 1.44269504f;  // weights are powers of 2
+        for (int row = 0; row < rows.count; row++) {
+            const int r = row % MR, width = std::min(MR, rows.count - (row - r));
+            float* to = q + int64_t(row - r) * p.dim + r;
+            const T* from = queries + row / rows.group * p.q_stride + int64_t(row % rows.group) * p.dim;
+            for (int d = 0; d < p.dim; d++) to[d * width] = widen(from[d]) * scale;
+        }
+    }
+
+    // The keys first .. last - 1 of the tile at start; next: the tile after it is wanted as well, up to this many keys.
+    void meet(State& state, int start, int first, int last, int next) {
+        if (!in_place) {
+            locate<T, float>(p, item, start, first, last, keys, values, zeros, copy);
+            return groups(state, start, copy, static_cast<const Tile<float>*>(nullptr));
+        }
+        const T* none = reinterpret_cast<const T*>(zeros);
+        if (current != start) locate<T, T>(p, item, start, first, last, nullptr, nullptr, none, tiles[0]);
+        const bool ahead = next > 0 && rows.count <= 2 * MR;
+        if (ahead) locate<T, T>(p, item, start + TILE, 0, next, nullptr, nullptr, none, tiles[1]);
+        groups(state, start, tiles[0], ahead ? &tiles[1] : nullptr);
+        if (ahead) tiles[0] = tiles[1], current = start + TILE;
+    }
+
+    template <class E>
+    void groups(State& state, int start, const Tile<E>& tile, const Tile<E>* next) {
+        for (int g = 0; g < rows.count; g += MR) {
+            switch (std::min(MR, rows.count - g)) {
+                case 1: attend<1>(state, start, g, tile, next); break;
+                case 2: attend<2>(state, start, g, tile, next); break;
+                case 3: attend<3>(state, start, g, tile, next); break;
+                case 4: attend<4>(state, start, g, tile, next); break;
+                case 5: attend<5>(state, start, g, tile, next); break;
+                case 6: attend<6>(state, start, g, tile, next); break;
+            }
+            next = nullptr;  // once is enough
+        }
+    }
+
+    template <int R, class E>
+    void attend(State& state, int start, int g, const Tile<E>& tile, const Tile<E>* next) {
+        int from[R], seen[R], first = TILE, keys = 0;
+        for (int r = 0; r < R; r++) {
+            const int at = rows.at(g + r);
+            seen[r] = std::clamp(at + 1 - start, 0, TILE);
+            from[r] = std::clamp(p.lowest(at) - start, 0, seen[r]);
+            if (from[r] == seen[r]) continue;
+            first = std::min(first, from[r]);
+            keys = std::max(keys, seen[r]);
+        }
+        if (first >= keys) return;
+        score<R>(q + int64_t(g) * p.dim, tile, next, p.dim, weights);
+        float alpha[R];
+        for (int r = 0; r < R; r++)
+            alpha[r] = soften(weights + r * TILE, 1.0f, from[r], seen[r], weights + r * TILE, state.top + g + r,
+                              state.total + (g + r) * LANES);
+        float* acc = state.acc + int64_t(g) * padded;
+        int c = 0;
+        for (; c + STEP * LANES <= padded; c += STEP * LANES)
+            accumulate<R, STEP>(acc, padded, alpha, weights, tile, next, c, first, keys);
+        switch ((padded - c) / LANES) {
+            case 3: accumulate<R, 3>(acc, padded, alpha, weights, tile, next, c, first, keys); break;
+            case 2: accumulate<R, 2>(acc, padded, alpha, weights, tile, next, c, first, keys); break;
+            case 1: accumulate<R, 1>(acc, padded, alpha, weights, tile, next, c, first, keys); break;
+        }
+    }
+};
+
+}  // namespace
