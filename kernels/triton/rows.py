@@ -1,4 +1,4 @@
-"""RMSNorm and SiLU-and-multiply in Triton: a pass over memory each, where torch takes six and three."""
+"""RMSNorm and SiLU-and-multiply in Triton: one launch and one pass over memory each."""
 
 from __future__ import annotations
 

@@ -51,13 +51,15 @@ def test_faults_are_found():
     assert list(aot._faults(case, good)) == []
     for fault, changed in [
         ("shared memory 166913 of 166912 bytes", {"shared": 163 * 1024 + 1}),
-        ("4 bytes of registers spilled", {"spilled": 4}),
+        ("132 bytes of registers spilled", {"spilled": 132}),
         ("products in no matrix instruction", {"mma_kind": ""}),
         ("products in tf32", {"mma_kind": "tf32"}),
         ("no copies of 16 bytes", {"wide_copies": 0}),
         ("no cubin", {"cubin_bytes": 0}),
     ]:
         assert list(aot._faults(case, replace(good, **changed))) == [fault]
+    decode = replace(case, kernel="split")
+    assert list(aot._faults(decode, replace(good, spilled=8))) == ["8 bytes of registers spilled"]
     on_hopper = replace(case, capability=90)
     assert list(aot._faults(on_hopper, replace(good, shared=200 * 1024))) == []
 
