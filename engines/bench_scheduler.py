@@ -17,7 +17,12 @@ line: JSON.
     python -m engines.bench_scheduler --host-gap smollm2 [--presets chunked] [--running 32]
 
 is the same engine over a real model: what of an iteration is the host gap, from the end of a pass to the
-start of the next."""
+start of the next.
+
+    python -m engines.bench_scheduler --peer vllm transformers [--presets chunked]
+
+puts the schedulers of other systems beside ours, in the same process and on the same requests; what each
+figure includes is in engines/bench_peers.py. A peer that is not installed is skipped."""
 
 from __future__ import annotations
 
@@ -25,46 +30,31 @@ import argparse
 import gc
 import json
 import platform
-import random
 import statistics
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from omegaconf import OmegaConf
-
-import engines.engine
-from engines.batch import Copies, RaggedBatch, StepResult
-from engines.config import EngineConfig
-from engines.engine import Engine
-from engines.request import Request
+from engines import bench_peers
+from engines.busy import ANSWER, PROMPT, Stopwatch, busy_engine, preset_config, presets, top_up
 from engines.step_log import RequestRecord, StepRecord
-from harness.conf import choices, compose
 
-PROMPT, ANSWER, BLOCK = 64, 256, 16
 PARTS = ("schedule", "publish", "assemble")
 GOAL_US = {"running": 256, "waiting": 1000, "us": 300.0}
 
 
-class NoModel:
-    def run(self, batch: RaggedBatch) -> StepResult:
-        return StepResult(np.zeros(len(batch.sample_rows), dtype=np.int64))
-
-    def copy(self, copies: Copies) -> None:
-        pass
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    args.presets = args.presets or (["chunked"] if args.peer else presets())
     unknown = sorted(set(args.presets) - set(presets()))
     if unknown:
         print(f"--presets {unknown[0]}: choose from {', '.join(presets())}", file=sys.stderr)
         return 2
     if args.host_gap:
         return host_gap(args)
+    if args.peer:
+        return peers(args)
     print(
         f"{args.waiting} waiting, prompts of {PROMPT}, answers of 1 to {ANSWER}; CPU us an iteration, "
         f"mean of {args.steps}"
@@ -141,6 +131,31 @@ def host_gap(args: argparse.Namespace) -> int:
     return 0
 
 
+def peers(args: argparse.Namespace) -> int:
+    """Ours beside those of other systems that are installed."""
+    versions = {name: bench_peers.version(name) for name in args.peer}
+    for name in [name for name, version in versions.items() if version is None]:
+        print(f"--peer {name}: skipped, {name} is not installed in this environment", file=sys.stderr)
+        del versions[name]
+    if not versions:
+        return 2
+    print(
+        f"{args.waiting} waiting, prompts of {PROMPT}, answers of 1 to {ANSWER}; CPU us an iteration, "
+        f"mean of {args.steps}, in turn; {', '.join(f'{name} {v}' for name, v in versions.items())}"
+    )
+    columns = ("schedule", "update", "sum", "times_ours", "same")
+    print(f"{'side':<17}{'running':>8}" + "".join(f"{name:>11}" for name in columns))
+    rows = []
+    for preset in args.presets:
+        for running in args.running:
+            for row in bench_peers.compare(preset, list(versions), running, args.waiting, args.steps):
+                figures = "".join(f"{row[name]:>11}" for name in columns)
+                print(f"{row['side']:<17}{running:>8}{figures}", flush=True)
+                rows.append({"preset": preset, **row})
+    print(json.dumps({"bench": "scheduler_peers", "unit": "us", "versions": versions, "rows": rows}))
+    return 0
+
+
 class _Log:
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
@@ -153,10 +168,6 @@ class _Log:
 
     def flush(self) -> None:
         pass
-
-
-def presets() -> list[str]:
-    return [name for name in choices("engine") if name != "openai"]
 
 
 def measure(preset: str, running: int, waiting: int, steps: int) -> dict[str, Any]:
@@ -185,73 +196,16 @@ def measure(preset: str, running: int, waiting: int, steps: int) -> dict[str, An
     return {"preset": preset, "running": running, **parts}
 
 
-def busy_engine(preset: str, running: int, waiting: int, runner: Any = None) -> Engine:
-    config = preset_config(preset, running)
-    engine = Engine(config, runner or NoModel(), num_kv_blocks=config.num_kv_blocks or 0)
-    top_up(engine, running + waiting)
-    engine.step()
-    return engine
-
-
-def preset_config(preset: str, running: int) -> EngineConfig:
-    """The preset with `running` seats, and KV for as many and a few more."""
-    longest = PROMPT + ANSWER
-    limits = [
-        f"engine.max_num_seqs={running}",
-        f"engine.max_num_batched_tokens={max(65536, running * longest)}",
-        f"engine.max_model_len={longest}",
-        f"engine.block_size={BLOCK}",
-        f"engine.num_kv_blocks={1 + (running + 64) * -(-longest // BLOCK)}",
-    ]
-    if preset == "dynamic":
-        limits.append(f"engine.policy.preferred_batch_sizes=[{running}]")
-    node: Any = OmegaConf.to_container(compose([f"engine={preset}", *limits]).engine)
-    return EngineConfig.from_mapping(node)
-
-
-_lengths = random.Random(7)
-
-
-def top_up(engine: Engine, waiting: int) -> None:
-    while len(engine.scheduler.waiting) < waiting:
-        engine.add(Request([1] * PROMPT, _lengths.randint(1, ANSWER), ignore_eos=True))
-
-
-class Stopwatch:
-    """Adds up the time that the engine spends in its parts."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.spent: Counter[str] = Counter()
-        self._assemble = engines.engine.assemble
-        engine.scheduler.schedule = self._timed("schedule", engine.scheduler.schedule)  # type: ignore[method-assign]
-        engine.scheduler.published = self._timed("publish", engine.scheduler.published)  # type: ignore[method-assign]
-        engine._publish = self._timed("publish", engine._publish)  # type: ignore[method-assign]
-        engine._dismiss = self._timed("publish", engine._dismiss)  # type: ignore[method-assign]
-        engines.engine.assemble = self._timed("assemble", self._assemble)
-
-    def stop(self) -> None:
-        engines.engine.assemble = self._assemble
-
-    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            begin = time.thread_time()
-            try:
-                return function(*args)
-            finally:
-                self.spent[part] += time.thread_time() - begin  # type: ignore[assignment]
-
-        return call
-
-
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m engines.bench_scheduler",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--presets", nargs="+", default=presets(), help="engines of harness/conf/engine")
+    p.add_argument("--presets", nargs="+", help="engines of harness/conf/engine; all, with --peer chunked")
     p.add_argument("--running", nargs="+", type=int, default=[16, 64, 256, 1024])
     p.add_argument("--host-gap", metavar="MODEL", help="over a real model: tiny or smollm2")
+    p.add_argument("--peer", nargs="+", choices=list(bench_peers.PEERS), help="other systems' schedulers")
     p.add_argument("--waiting", type=int, default=1000)
     p.add_argument("--steps", type=int, default=200)
     return p

@@ -112,6 +112,7 @@ class Engine:
         self._outbox: list[Output] = []
         self._ids = itertools.count() if ids is None else ids
         self._runs: deque[str] = deque(maxlen=16)  # that requests have named lately
+        self._drawn: set[int] = set()  # seq_ids of those that are not sampled greedily
         self._forced = ForcedPreemption(config.preempt_every, config.preempt_seed)
 
     # -- requests come and go --------------------------------------------------------------------------------
@@ -148,6 +149,8 @@ class Engine:
         ends = frozenset[int]() if ends_itself else self.eos_token_ids
         live = _Live(request, seq, prompt, seed, record, len(prompt) + limit, ends)
         self._live[seq_id] = live
+        if request.sampling.temperature:
+            self._drawn.add(seq_id)
         self._forget_other_runs(request.label.get("run"))
         self._name_blocks(live)
         self.scheduler.add(seq)
@@ -266,20 +269,20 @@ class Engine:
             produced += 1
             live = lives[seq.seq_id]
             live.tokens.append(token)
-            seq.num_tokens += 1
-            if cached:
-                self._name_blocks(live)
             reason = found = None
-            if live.record.first_token_ns is None:
+            if seq.num_tokens == seq.prompt_len:
                 live.record.first_token_ns = to_ns(now)
                 if cached:
                     live.found = found = seq.num_cached
-            if seq.num_tokens >= live.longest or token in live.ends:
+            seq.num_tokens = length = seq.num_tokens + 1
+            if cached:
+                self._name_blocks(live)
+            if length >= live.longest or token in live.ends:
                 reason = self._end_reason(live, token)
                 self._end(live, reason)
+                live.answered = not drain
             if not drain:
                 outbox.append(make_output((seq.seq_id, (token,), reason, None, found)))
-                live.answered = reason is not None
         self.counters.output_tokens += produced
 
     def _share(self, seq: Sequence, table: array[int], computed: int) -> None:
@@ -334,6 +337,8 @@ class Engine:
 
     def _force_preemption(self, sampled: list[Entry]) -> None:
         """Tests: engine.preempt_every and engine.preempt_seed."""
+        if self.config.preempt_every is None:
+            return
         victim = self._forced.victim(self.scheduler.running, {entry.seq.seq_id for entry in sampled})
         if victim is not None:
             self.scheduler.preempt(victim)
@@ -369,6 +374,7 @@ class Engine:
             if live.answered and record.finish_ns is not None:
                 self._ended.remove(live)
                 del self._live[live.seq.seq_id]
+                self._drawn.discard(live.seq.seq_id)
                 self.recorder.left(live.seq, record)
 
     def _idle(self) -> None:
@@ -436,6 +442,8 @@ class Engine:
         return self._live[seq.seq_id].tokens
 
     def _sampling(self, sampled: list[Entry]) -> Sampling | None:
+        if not self._drawn:
+            return None
         lives = [self._live[entry.seq.seq_id] for entry in sampled]
         return sampling_arrays(
             [live.request.sampling for live in lives],

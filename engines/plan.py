@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 from engines.sequence import Sequence
@@ -19,7 +20,7 @@ class Kind(IntEnum):
     ENDED = 3  # a row of a static batch whose answer has ended: computed, and thrown away
 
 
-PREFILL, DECODE, RECOMPUTE = Kind.PREFILL, Kind.DECODE, Kind.RECOMPUTE  # looked up once, not for every row
+PREFILL, DECODE, RECOMPUTE, ENDED = Kind  # looked up once, not for every row
 
 
 class Entry(NamedTuple):
@@ -55,14 +56,14 @@ class Plan:
         self.entries.append(Entry(seq, num_tokens, kind, left_pad))
         self.num_tokens += num_tokens + left_pad
 
-    def add_decode(self, seq: Sequence) -> None:
-        """The newest token of a sequence whose others are computed: the most frequent entry by far."""
-        kind = DECODE if seq.num_computed >= seq.max_computed else RECOMPUTE
-        self.entries.append(_entry((seq, 1, kind, 0)))
-        self.num_tokens += 1
+    def add_decodes(self, sequences: list[Sequence]) -> None:
+        """The newest token of each of these, whose others are computed: the most frequent entries by far."""
+        kinds = [DECODE if seq.num_computed >= seq.max_computed else RECOMPUTE for seq in sequences]
+        self.entries += map(_entry, zip(sequences, repeat(1), kinds, repeat(0)))
+        self.num_tokens += len(sequences)
 
     def add_ended(self, seq: Sequence) -> None:
-        self.entries.append(Entry(seq, 1, Kind.ENDED, 0))
+        self.entries.append(Entry(seq, 1, ENDED, 0))
         self.num_tokens += 1
 
     def ends_with(self, seq: Sequence) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engines.batch import Copies
-from engines.plan import Kind, Plan
+from engines.plan import DECODE, ENDED, Plan
 from engines.request import Request
 from engines.sequence import Sequence
 from engines.stats import Counters, Occupancy
@@ -58,9 +58,14 @@ class Recorder:
     def planned(self, plan: Plan, copies: Copies | None) -> Counters:
         """What the pass will compute, by use, and copy. Before the pass moves num_computed."""
         tally, total = Counters(), self.counters
+        decodes = 0
         for entry in plan.entries:
-            tally.left_pad_tokens += entry.left_pad
-            if entry.kind is Kind.ENDED:
+            _, num_tokens, kind, left_pad = entry
+            tally.left_pad_tokens += left_pad
+            if kind is DECODE:  # nearly all rows of a large batch, and nothing to split
+                decodes += num_tokens
+                continue
+            if kind is ENDED:
                 tally.ended_rows += 1
                 continue
             prefill, decode, recomputed = entry.split()
@@ -68,6 +73,7 @@ class Recorder:
             tally.decode_tokens += decode
             tally.recomputed_tokens += recomputed
             entry.seq.num_recomputed += recomputed
+        tally.decode_tokens += decodes
         total.left_pad_tokens += tally.left_pad_tokens
         total.ended_rows += tally.ended_rows
         total.prefill_tokens += tally.prefill_tokens

@@ -33,6 +33,7 @@ class Sequence:
     request_class: str = ""
     deadline: float | None = None  # on the engine's clock: when its last token is due
     status: Status = Status.WAITING
+    seat: int = -1  # numbers the seats that were ever given: its last one
     num_tokens: int = -1  # prompt and answer so far
     num_computed: int = 0  # without a seat: what a seat would give it, from the cache or the host
     max_computed: int = 0  # the furthest that num_computed ever was: what lies below is recomputation

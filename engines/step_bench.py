@@ -176,11 +176,11 @@ def parts_of(step: Callable[[], object]) -> dict[str, float]:
 
 
 def _part(file: str, line: int, function: str) -> str | None:
-    if "sampler" in file:
+    if file.endswith("/sampler.py"):
         return "sampling"
     if function == "paged_attention":
         return "attention"
-    if "linear" in file or "_linear" in function:
+    if file.endswith("/linear.py") or "_linear" in function:
         return "linear"
     return "small ops" if "/kernels/" in file else None
 

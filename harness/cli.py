@@ -71,6 +71,7 @@ COMMANDS = {
     "harness.dashboard": "one HTML page for one or more runs",
     "harness.calibrate": "how far the client's own figures can be trusted on this machine",
     "harness.report": "print a run's table again",
+    "harness.peers": "our engines beside transformers (and vLLM) on the same weights",
     "workloads": "show a workload's schedule; fit or convert a trace",
     "engines.explain": "one request's life: its waits, pieces, stalls and whose prompt caused them",
     "engines.server": "the server on its own, OpenAI-compatible",

@@ -18,7 +18,7 @@ from engines.config import ConfigError
 from engines.model.base import ForwardContext, RowProbe
 from engines.model.checkpoint import to_dtype
 from engines.model.config import ModelConfig
-from engines.model.linear import Linear
+from engines.model.linear import Linear, fuses_gate
 from engines.model.rope import rope_tables
 from kernels import fused
 
@@ -91,7 +91,7 @@ class LeanModel:
                 take(attention + "o_proj.bias", c.hidden) if c.o_bias else None,
             ),
             mlp_norm=take(prefix + "post_attention_layernorm.weight", c.hidden),
-            gate_up=Linear(gate_up, gate_up_bias),
+            gate_up=Linear(gate_up, gate_up_bias, gated=fuses_gate(gate_up, gate_up_bias)),
             down=Linear(take(prefix + "mlp.down_proj.weight", c.hidden, c.ffn), down_bias),
         )
 
@@ -133,7 +133,8 @@ class LeanModel:
                 rows, residual = rows[ctx.sample_rows], residual[ctx.sample_rows]
             x = layer.o(rows)
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps, out=x)
-            x = layer.down(ops.silu_mul(layer.gate_up(x)))
+            x = layer.gate_up(x)
+            x = layer.down(x if layer.gate_up.gated else ops.silu_mul(x))
             next_norm = self.norm if i == last else self.layers[i + 1].input_norm
             x = ops.add_rms_norm(x, residual, next_norm, eps, out=x)
         return self.head(x)
@@ -143,7 +144,7 @@ class LeanModel:
         products = (first.qkv, first.o, first.gate_up, first.down)
         return [
             RowProbe(self.config.hidden, lambda x: ops.rms_norm(x, first.input_norm, eps)),
-            RowProbe(2 * self.config.ffn, ops.silu_mul),
+            *([] if first.gate_up.gated else [RowProbe(2 * self.config.ffn, ops.silu_mul)]),
             *(RowProbe(linear.in_features, linear) for linear in products),
             RowProbe(self.head.in_features, self.head, sampled_only=True),
         ]

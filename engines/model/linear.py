@@ -1,30 +1,46 @@
 """A linear layer whose weight is packed once.
 
-On the CPU, oneDNN's packed product is faster than the plain one at every row count measured here (fp32, one
-core, 3072 x 576: 0.27 ms against 0.48 ms at 8 rows), because the plain one packs the weight again in every
-call. It also keeps every row's bits independent of the row count in nearly all shapes, where the plain one
-changes below 4 rows (one thread) or 12 (two). engines.model.invariance checks that at every start."""
+On x86 it is our own product (kernels.cpu.linear), which reads a weight at the speed of the memory for few
+rows, keeps up with the libraries for many, and gives every row bits of its own. Without a compiler it is
+oneDNN's packed product: the plain one packs the weight again in every call, and changes a row's bits below 4
+rows (one thread) or 12 (two). engines.model.invariance checks at every start what the products here do."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu.linear import WAYS, CppLinear, packable
+
 
 class Linear:
-    """y = x W^T + b over rows: x [n, in] -> [n, out], and y += residual when one is given."""
+    """y = x W^T + b over rows: x [n, in] -> [n, out]. kind: who multiplies."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """weight [out, in]. The weight is copied when it is packed; the caller may drop its own."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False) -> None:
+        """weight [out, in]. The weight is copied when it is packed; the caller may drop its own. gated: W
+        holds gate above up and y is silu(gate) * up, [n, out / 2]; only where `fuses_gate` says so."""
         self.out_features, self.in_features = weight.shape
-        self.packed = can_pack(weight)
-        self._bias = bias
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
+        self.gated = gated
+        self._apply: Callable[[torch.Tensor], torch.Tensor]
+        if packable(weight):
+            self._apply = own = CppLinear(weight, bias, gated)
+            self.kind = f"cpp {WAYS[own.way]}"
+        elif gated:
+            raise ValueError("gated: only where fuses_gate says so")
+        elif can_pack(weight):
+            self._apply, self.kind = _onednn(weight, bias), "onednn"
+        else:
+            self._apply, self.kind = lambda x: F.linear(x, weight, bias), "torch"
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return F.linear(x, self._weight, self._bias)
+        return self._apply(x)
+
+
+def fuses_gate(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether the gate's activation can be part of the product."""
+    return bias is None and packable(weight)
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -36,3 +52,8 @@ def can_pack(weight: torch.Tensor) -> bool:
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return weight.dtype == torch.float32
+
+
+def _onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")

@@ -6,6 +6,7 @@ which seats were given."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -47,6 +48,7 @@ class Scheduler(ABC):
         self.reservation = reservation
         self.preemption = preemption
         self.running: list[Sequence] = []
+        self._seats_given = 0
         self.ended: list[Sequence] = []  # rows that a static batch computes for nobody
 
     @property
@@ -86,7 +88,7 @@ class Scheduler(ABC):
     def finish(self, seq: Sequence) -> None:
         """The answer has ended, or nobody wants it any more: seat and KV are free. Harmless when repeated."""
         if seq.status is Status.RUNNING:
-            self.running.remove(seq)
+            self.stand_up(seq)
         self.waiting.gone(seq)
         self.release(seq)
         seq.status = Status.FINISHED
@@ -173,8 +175,14 @@ class Scheduler(ABC):
         self.preemption.restore(seq, len(hit))
         self.waiting.entered(seq)
         self.running.append(seq)
+        seq.seat = self._seats_given
+        self._seats_given += 1
         seq.status = Status.RUNNING
         return True
+
+    def stand_up(self, seq: Sequence) -> None:
+        """It gives its seat back. Its status and its KV are for the caller to see to."""
+        del self.running[bisect_left(self.running, seq.seat, key=_seat)]  # remove() would look at everyone
 
     def make_room(self, seq: Sequence, num_tokens: int, plan: Plan) -> bool:
         """KV for `num_tokens` more of a running sequence, at the cost of those behind it in the order of
@@ -188,12 +196,13 @@ class Scheduler(ABC):
     def decode(self, sequences: Iterable[Sequence], plan: Plan) -> None:
         """A token for each of these running sequences; those that lose their seat meanwhile get none."""
         running, size = Status.RUNNING, self.pool.block_size
-        for seq in list(sequences):
-            # Most have room in their last block, and then there is nothing to ask for. (What a reservation
-            # keeps ahead was taken when they got their seats.)
-            room = seq.num_computed < len(seq.block_table) * size
-            if seq.status is running and (room or self.make_room(seq, 1, plan)):
-                plan.add_decode(seq)
+        sequences = list(sequences)
+        # Most have room in their last block, and then there is nothing to ask for. (What a reservation keeps
+        # ahead was taken when they got their seats.)
+        for seq in [seq for seq in sequences if seq.num_computed >= len(seq.block_table) * size]:
+            if seq.status is running:
+                self.make_room(seq, 1, plan)
+        plan.add_decodes([seq for seq in sequences if seq.status is running])
 
     def free_some(self, plan: Plan) -> None:
         """KV has run out: take someone's, and take back what was planned for them."""
@@ -204,7 +213,11 @@ class Scheduler(ABC):
     def preempt(self, victim: Sequence | None = None) -> Sequence:
         """Take the seat and the KV of the victim, by default of whoever has to give way; it waits again."""
         victim = self.preemption.victim(self.running) if victim is None else victim
-        self.running.remove(victim)
+        self.stand_up(victim)
         self.preemption.evict(victim, self.pool)
         self.waiting.push(victim)
         return victim
+
+
+def _seat(seq: Sequence) -> int:
+    return seq.seat

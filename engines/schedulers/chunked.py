@@ -40,10 +40,10 @@ class ChunkedScheduler(Scheduler):
 
     def schedule(self, now: float) -> Plan:
         plan = Plan()
-        decoding: list[Sequence] = []
+        decoding = [seq for seq in self.running if seq.decoding]
         partial: list[Sequence] = []
-        for seq in self.running:
-            (decoding if seq.decoding else partial).append(seq)
+        if len(decoding) < len(self.running):
+            partial = [seq for seq in self.running if not seq.decoding]
 
         # The budget is at least the number of seats (EngineConfig): there is a token for every decode, and
         # one for a partial prompt.

@@ -73,7 +73,7 @@ class SlicedScheduler(StaticScheduler):
 
     def _requeue(self, seq: Sequence) -> None:
         """Its slice is over and its answer is not. Not a preemption: the next slice is its turn."""
-        self.running.remove(seq)
+        self.stand_up(seq)
         self.release(seq)
         seq.status = Status.PREEMPTED
         self.waiting.push(seq)

@@ -49,11 +49,11 @@ class StaticScheduler(Scheduler):
         return self._ready_at(now)
 
     def finish(self, seq: Sequence) -> None:
-        if self.config.pad_finished and seq in self.running:
-            self.running.remove(seq)
+        if self.config.pad_finished and seq.status is Status.RUNNING:
+            self.stand_up(seq)
             self.ended.append(seq)
             seq.status = Status.ENDED
-        elif seq not in self.ended:
+        elif seq.status is not Status.ENDED:
             super().finish(seq)
         self._end_batch()
 

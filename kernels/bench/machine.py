@@ -13,6 +13,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu import memory
+from kernels.cpu.library import available
+
 LEAST_BYTES = 256 * 2**20
 ROUNDS = 5
 PRODUCTS = ((512, 2048, 2048), (1024, 4096, 4096), (1024, 1024, 4096))
@@ -21,7 +24,7 @@ PRODUCTS = ((512, 2048, 2048), (1024, 4096, 4096), (1024, 1024, 4096))
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """read_gb_s: on a CPU the best of two ways to read a buffer that no cache holds; on CUDA what a copy
+    """read_gb_s: on a CPU the best of three ways to read a buffer that no cache holds; on CUDA what a copy
     moves, both directions counted. gflop_s: the best of F.linear over PRODUCTS, in dtype."""
 
     read_gb_s: float
@@ -48,17 +51,19 @@ def measure_machine(device: torch.device, dtype: torch.dtype, buffer_bytes: int 
 
 
 def read_bandwidth(device: torch.device, size: int) -> float:
-    """GB/s over a buffer of `size` bytes: the median of a product with a vector or of a dot product,
-    whichever reads faster here."""
+    """GB/s over a buffer of `size` bytes: the median of a product with a vector, of a dot product, or of our
+    own loop of loads, whichever reads fastest here."""
     x = torch.ones(size // 4 // 4096, 4096, device=device)
     if device.type == "cuda":
         other = torch.empty_like(x)
         return 2 * x.numel() * 4 / median_seconds(lambda: other.copy_(x), device) / 1e9
     vector, halves = torch.ones(4096), x.view(-1)[: x.numel() // 2 * 2].view(2, -1)
-    ways: tuple[Callable[[], object], ...] = (
+    ways: list[Callable[[], object]] = [
         lambda: torch.mv(x, vector),
         lambda: torch.dot(halves[0], halves[1]),
-    )
+    ]
+    if available():
+        ways.append(lambda: memory.read(x))
     return max(x.numel() * 4 / median_seconds(way, device) / 1e9 for way in ways)
 
 

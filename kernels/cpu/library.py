@@ -28,6 +28,9 @@ _SIGNATURES = {
     + [_ptr, _ptr, _i64, _ptr, _ptr, _ptr, _ptr, _i64]
     + [_i32] * 4
     + [_i64, _i32],
+    "bm_linear_way": [_int],
+    "bm_linear_pack": [_int, _ptr, _i64, _i64, _int, _ptr],
+    "bm_linear": [_int, _ptr, _i64, _ptr, _ptr, _ptr] + [_i64] * 4 + [_i32] * 2,
     "bm_silu_mul": [_int, _ptr, _i64, _ptr, _i64, _i32, _i32],
 }
 
@@ -56,6 +59,7 @@ def load(isa: str) -> Library:
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
+    loaded.bm_linear_size.argtypes, loaded.bm_linear_size.restype = [_i64, _i64, _int], _i64
     if loaded.bm_supported():
         raise BuildError(f"the system does not let this process use {isa}")
     return Library(isa, loaded)

@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from engines import bench_scheduler
+from engines import bench_scheduler, busy
 
 
-@pytest.mark.parametrize("preset", bench_scheduler.presets())
+@pytest.mark.parametrize("preset", busy.presets())
 def test_the_engine_is_as_busy_as_the_bench_says(preset: str) -> None:
-    engine = bench_scheduler.busy_engine(preset, running=8, waiting=20)
+    engine = busy.busy_engine(preset, running=8, waiting=20)
     busiest = 0
     for _ in range(40):
-        bench_scheduler.top_up(engine, 20)
+        busy.top_up(engine, 20)
         engine.step()
         busiest = max(busiest, len(engine.scheduler.running) + len(engine.scheduler.ended))
         assert len(engine.scheduler.waiting) >= 12
