@@ -1,6 +1,6 @@
 """Launch parameters, chosen by reasoning and by what the compiler reports, never by timing at serving time.
 
-What decides: a variant must not spill registers (prompts: a few, at the edge of the 255 that there are), must
+What decides: a variant must spill no more than a few registers, at the edge of the 255 that there are, must
 fit the shared memory of its GPU with keys and values buffered twice (the copy of the next tile runs under the
 arithmetic of this one), and must read 16 bytes at a time.
 `python -m kernels.triton.aot --all` prints registers, spills and shared memory of every variant.

@@ -58,8 +58,6 @@ def test_faults_are_found():
         ("no cubin", {"cubin_bytes": 0}),
     ]:
         assert list(aot._faults(case, replace(good, **changed))) == [fault]
-    decode = replace(case, kernel="split")
-    assert list(aot._faults(decode, replace(good, spilled=8))) == ["8 bytes of registers spilled"]
     on_hopper = replace(case, capability=90)
     assert list(aot._faults(on_hopper, replace(good, shared=200 * 1024))) == []
 
