@@ -13,6 +13,7 @@ import torch  # noqa: E402
 from kernels import triton  # noqa: E402
 from kernels.cpu.backend import CppBackend  # noqa: E402
 from kernels.cpu.library import DTYPES, available  # noqa: E402
+from kernels.cpu.memory import advise_huge_pages  # noqa: E402
 from kernels.interface import AttentionBackend  # noqa: E402
 from kernels.reference import TorchBackend  # noqa: E402
 
@@ -59,6 +60,10 @@ def allocate_kv(
     """One layer's caches: keys [N, Hk, D, bs] and values [N, Hk, bs, D].
 
     Zero-filled, because pad rows read block 0, which nothing writes: their outputs must stay finite."""
-    k_cache = torch.zeros(num_blocks, num_kv_heads, head_dim, block_size, dtype=dtype, device=device)
-    v_cache = torch.zeros(num_blocks, num_kv_heads, block_size, head_dim, dtype=dtype, device=device)
+    k_cache = torch.empty(num_blocks, num_kv_heads, head_dim, block_size, dtype=dtype, device=device)
+    v_cache = torch.empty(num_blocks, num_kv_heads, block_size, head_dim, dtype=dtype, device=device)
+    for cache in (k_cache, v_cache):
+        if cache.is_cpu:
+            advise_huge_pages(cache)
+        cache.zero_()
     return k_cache, v_cache

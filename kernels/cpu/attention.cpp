@@ -23,7 +23,7 @@ namespace {
 
 constexpr int ROWS = 96;      // rows of a work item: its keys stay in the near caches meanwhile
 constexpr int SEGMENT = 512;  // keys, a multiple of TILE
-constexpr int64_t WORTH_THREADS = 1 << 18;  // keys * components: waking a thread costs about as long
+constexpr int64_t WORTH_THREADS = 1 << 16;  // keys * components: waking a thread costs about as long
 static_assert(SEGMENT % TILE == 0);
 
 enum Status { OK = 0, BAD_CU_Q = 1, BAD_BLOCK = 2, NO_MEMORY = 3, BAD_SLOT = 4, BAD_LENGTH = 6 };

@@ -32,7 +32,7 @@ shapes = st.builds(
     st.sampled_from([1, 2, 3, 4, 7]),
     st.sampled_from([1, 2, 3]),
     st.sampled_from([20, 32, 64, 80, 96, 128]),
-    st.sampled_from([1, 3, 16, 32, 48, 64]),
+    st.sampled_from([1, 3, 16, 32, 48, 64, 100, 256]),
     st.sampled_from([torch.float32, torch.bfloat16]),
 )
 row_lengths = st.lists(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu.backend import CppBackend
-from tests.kernels.paged_cases import CPP, Cache, Shape, attend
+from tests.kernels.paged_cases import CPP, Cache, Shape, attend, exact
 
 
 @pytest.fixture(params=CPP, ids=lambda b: b.isa, scope="module")
@@ -82,6 +82,26 @@ def test_threads_share_a_large_batch_bit_for_bit(backend):
     for threads in (2, 3, 2):
         torch.set_num_threads(threads)
         assert torch.equal(torch.cat(attend(backend, cache, rows)), want)
+
+
+@pytest.mark.parametrize("window", [0, 700])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_threads_share_one_long_sequence_bit_for_bit(backend, dtype, window):
+    """Fewer heads than threads: the keys are split, at places that the number of threads does not move."""
+    shape = Shape(heads=7, kv_heads=1, dim=96, dtype=dtype)
+    cache = filled(backend, shape, [3000], seed=1)
+    (sequence,) = cache.sequences
+    torch.set_num_threads(1)
+    (whole,) = attend(backend, cache, [(sequence, 2400, 3000)], window=window)
+    torch.testing.assert_close(
+        whole.double(), exact(sequence, 2400, 3000, window=window), atol=1e-2, rtol=1e-2
+    )
+    for threads in (2, 3, 16):
+        torch.set_num_threads(threads)
+        (split,) = attend(backend, cache, [(sequence, 2999, 3000)], window=window)
+        assert torch.equal(split, whole[-1:])
+        (chunk,) = attend(backend, cache, [(sequence, 2980, 3000)], window=window)
+        assert torch.equal(chunk, whole[-20:])
 
 
 def test_what_lies_in_foreign_and_unwritten_slots_is_irrelevant(backend):
