@@ -16,10 +16,12 @@ from kernels.cpu.library import DTYPES, available  # noqa: E402
 from kernels.cpu.memory import advise_huge_pages  # noqa: E402
 from kernels.interface import AttentionBackend  # noqa: E402
 from kernels.reference import TorchBackend  # noqa: E402
+from kernels.varlen import VarlenBackend  # noqa: E402
+from kernels.varlen import unusable as varlen_unusable  # noqa: E402
 
 __all__ = ["BACKENDS", "AttentionBackend", "allocate_kv", "get_backend"]
 
-BACKENDS = ("auto", "cpp", "triton", "torch")
+BACKENDS = ("auto", "cpp", "triton", "varlen", "torch")
 
 
 def get_backend(
@@ -44,6 +46,10 @@ def get_backend(
         from kernels.triton.backend import TritonBackend  # only here: it imports triton
 
         return TritonBackend(device)
+    if name == "varlen":
+        if reason := varlen_unusable(device, dtype):
+            raise ValueError(f"attention=varlen: {reason}")
+        return VarlenBackend()
     if name == "auto" and kind == "cpu" and dtype in DTYPES and available():
         return CppBackend()
     return TorchBackend()
