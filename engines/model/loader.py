@@ -83,7 +83,11 @@ def load_folder(
         raw = read_config(folder)
         tensors = read_weights(folder) if weights == "real" else None
         if tensors is None and impl == "lean":
-            tensors = random_weights(ModelConfig.from_hf(raw), seed)
+            shape = ModelConfig.from_hf(raw)
+            if device.type == "cuda":  # drawing 8 billion numbers on the host would take minutes
+                tensors = random_weights(shape, seed, device=device, dtype=dtype)
+            else:
+                tensors = random_weights(shape, seed)
         model = _build(impl, raw, tensors, device, dtype, seed)
         return _loaded(name, model, read_tokenizer(folder, model.config, required=weights == "real"))
     except Exception as error:  # a checkpoint is foreign data: its libraries fail on it in any way they like

@@ -100,9 +100,7 @@ def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delattr(os, "sched_setaffinity")
     monkeypatch.delattr(os, "sched_getaffinity")
     assert allowed_cores() == list(range(os.cpu_count() or 1))
-    with pytest.raises(
-        ConfigError, match=r"engine.cpu_affinity=.*: this system cannot pin threads"
-    ):
+    with pytest.raises(ConfigError, match=r"engine.cpu_affinity=.*: this system cannot pin threads"):
         EngineConfig.from_mapping(base | {"cpu_affinity": [0]})
 
 
