@@ -23,10 +23,10 @@ import numpy as np
 from scipy import integrate, stats
 
 from workloads.arrivals import Arrivals, draw_arrivals, read_arrivals
-from workloads.fit import index_of_dispersion
+from workloads.fitting.arrivals import index_of_dispersion
 from workloads.lengths import distribution_at, read_answer, scaled
 from workloads.presets import draw
-from workloads.report import shared_share
+from workloads.reuse import reusable_share
 from workloads.schedule import Schedule
 from workloads.settings import Settings
 from workloads.tenants import read_terms
@@ -85,7 +85,7 @@ def check(
     checks += _dispersion(settings, seed, replicas)
     source = SOURCES.get(schedule.name)
     if source is not None and source.reuse is not None:
-        found = shared_share(schedule)
+        found = reusable_share(schedule.columns.segments)
         near = abs(found - source.reuse) <= 0.02
         checks.append(Check(f"reuse, {source.name}", found, source.reuse, near, "within 0.02"))
     return checks
