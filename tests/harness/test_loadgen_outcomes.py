@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from harness.loadgen import LoadResult, LoadSettings, Stop, Target, run_load
 from harness.loadgen.transport import AiohttpTransport
 from harness.records import RequestLog, RequestRecord, read_request_file
 from tests.support.load import CountingPrompts, Driven, drive, every, request
+from tests.support.load import request as ask
 from tests.support.script_server import (
     DONE,
     Script,
@@ -40,14 +42,15 @@ LONG_S = 30.0
 Run = Callable[..., tuple[Driven, list[Seen]]]
 
 
-@pytest.fixture
-def run(backend: str) -> Run:
-    """A load against a script, by each backend."""
+@pytest.fixture(params=["http", "websocket"])
+def run(backend: str, request: pytest.FixtureRequest) -> Run:
+    """A load against a script, by each backend over each transport."""
+    transport = request.param
 
     def run(script: Any, folder: Path, requests: Any = None, **kwargs: Any) -> tuple[Driven, list[Seen]]:
         async def go() -> tuple[Driven, list[Seen]]:
             async with ScriptServer(script) as server:
-                plan = requests or [request()]
+                plan = [replace(r, transport=transport) for r in requests or [ask()]]
                 driven = await drive(server.base_url, plan, folder, backend=backend, **kwargs)
                 await settled(server)
                 return driven, server.seen
@@ -344,6 +347,8 @@ patience = st.sampled_from(
         {"cancel_kind": "after_s", "cancel_value": 0.015},
         {"timeout_s": 0.02},
         {"stream": False},
+        {"transport": "websocket"},
+        {"transport": "websocket", "cancel_kind": "after_tokens", "cancel_value": 2},
     ]
 )
 
