@@ -1,4 +1,4 @@
-"""A recorded trace as columns: one row per request, sorted by time. Readers (`workloads.tracefile`) make
+"""A recorded trace as columns: one row per request, sorted by time. Readers (`workloads.readers`) make
 it, replay (`workloads.traces`), `fit`, `show` and `convert` use it."""
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from workloads.columns import Texts
+from workloads.columns import Segments, Texts
+
+_FEWEST_TICKED = 20  # rows that tell a coarse clock from chance
+_SHORTEST_TICK_NS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,9 @@ class Trace:
     user: Texts | None = None  # tenant, client or model
     request_class: Texts | None = None  # what kind of request the trace says it is
     think_s: np.ndarray | None = None  # float64, NaN in a session's first: from the end of the request before
+    parts: Segments | None = None  # the prompts as pieces: those of one name and number are equal (RAGPulse)
     skipped: int = 0  # bad rows
+    failed: int = 0  # requests that got no answer, which are left out
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -55,13 +60,27 @@ class Trace:
             return np.zeros(len(self))
         return (self.time_ns - self.time_ns[0]) / 1e9
 
+    def tick_s(self) -> float | None:
+        """The step of the clock that stamped the rows, where it is so coarse that some share a stamp: every
+        gap is a multiple of it, to 0.5 %. None: no such step of 0.1 s or more."""
+        if self.time_ns is None or len(self) < _FEWEST_TICKED:
+            return None
+        gaps = np.diff(self.time_ns)
+        some = gaps[gaps > 0]
+        if len(some) in (0, len(gaps)) or some.min() < _SHORTEST_TICK_NS:
+            return None
+        near = some[some < 10 * some.min()]
+        tick = np.median(near / np.rint(near / near.min()))
+        off = np.abs(some - np.rint(some / tick) * tick)
+        return float(np.rint(tick / 1e6) / 1e3) if off.max() <= 0.005 * tick else None
+
     def take(self, rows: np.ndarray) -> Trace:
         """These rows, in their order."""
         columns: dict[str, Any] = {}
         for name in ("time_ns", "input_tokens", "output_tokens", "reused_tokens", "think_s"):
             column = getattr(self, name)
             columns[name] = None if column is None else column[rows]
-        for name in ("blocks", "session", "user", "request_class"):
+        for name in ("blocks", "parts", "session", "user", "request_class"):
             column = getattr(self, name)
             columns[name] = None if column is None else column.take(rows)
         return replace(self, **columns)

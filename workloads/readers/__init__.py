@@ -1,0 +1,45 @@
+"""Reading recorded traces, one file a family of formats.
+
+A reader goes through a file line by line and puts numbers into columns: memory is about 8 bytes a number,
+whatever the file's size. Whatever is wrong is one line that names the file, the line, the column and the
+reason. A bad row can be skipped and counted; a file that cannot be read to its end, or whose header is
+wrong, cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from workloads.errors import WorkloadError
+from workloads.readers import azure, mooncake, ragpulse, weka
+from workloads.readers.formats import detect
+from workloads.readers.rows import Rows
+from workloads.trace import Trace
+
+READERS: dict[str, Callable[[str, Rows], None]] = {
+    "azure": azure.read,
+    "mooncake": mooncake.read,
+    "ragpulse": ragpulse.read,
+    "weka": weka.read,
+}
+FORMATS = ("auto", *READERS)
+
+
+def read_trace(
+    path: str | Path,
+    *,
+    format: str = "auto",
+    limit: int | None = None,
+    on_bad_row: str = "error",
+    seed: int = 0,
+) -> Trace:
+    """Read at most `limit` usable rows, no further into the file than that needs. seed: of what a format
+    leaves to be drawn (ServeGen). Raises TraceError."""
+    if format not in FORMATS:
+        raise WorkloadError(f"workload.format={format}: choose from {', '.join(FORMATS)}")
+    path = str(Path(path).expanduser())
+    found = detect(path) if format == "auto" else format
+    rows = Rows(path, found, limit=limit, skip_bad=on_bad_row == "skip", seed=seed)
+    READERS[found](path, rows)
+    return rows.trace()

@@ -1,0 +1,71 @@
+"""Which format a trace has, told by what it holds and never by its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from workloads.errors import TraceError
+from workloads.readers import ragpulse, weka
+from workloads.readers.azure import COLUMNS as AZURE
+from workloads.readers.files import csv_fields, decoded, head
+from workloads.readers.values import BadRow, shown
+
+KINDS = "a CSV or JSONL trace"
+
+
+def detect(path: str) -> str:
+    """The name of the format. Raises TraceError."""
+    if Path(path).is_dir():
+        return _of_folder(Path(path))
+    start = head(path)
+    first, end, _ = start.lstrip().partition(b"\n")
+    line = decoded(path, 1, first) if end else first.decode("utf-8", "replace").strip()
+    if not line:
+        raise TraceError(path, f"is empty; needs {KINDS}")
+    if line.startswith("{"):
+        return _of_object(line, start)
+    found = _of_header(line)
+    if found is None:
+        reason = f"begins with {shown(line)}, no header or JSON object of a known trace"
+        raise TraceError(path, f"{reason}; set workload.format", line=1)
+    return found
+
+
+def _of_folder(folder: Path) -> str:
+    if ragpulse.trace_file(folder):
+        return "ragpulse"
+    if weka.session_files(folder):
+        return "weka"
+    raise TraceError(
+        str(folder),
+        "is no regular file, and no folder with 0_trace.jsonl (RAGPulse), session *.json (Weka) or "
+        "chunk-*-trace.csv (ServeGen)",
+    )
+
+
+def _of_header(line: str) -> str | None:
+    try:
+        names = {name.strip() for name in csv_fields(line)}
+    except BadRow:
+        return None
+    if AZURE[0] in names:
+        return "azure"
+    if {"trace", "agent", "prefix_hit_tokens"} <= names:
+        return "weka"
+    return None
+
+
+def _of_object(line: str, start: bytes) -> str:
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError):  # longer than the first bytes, printed over several lines, or broken
+        return "weka" if b'"requests"' in start and b'"input_length"' not in start else "mooncake"
+    if not isinstance(row, dict):
+        return "mooncake"
+    if isinstance(row.get("requests"), list):
+        return "weka"
+    if isinstance(row.get("hash_ids"), dict):
+        return "ragpulse"
+    return "mooncake"
