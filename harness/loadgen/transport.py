@@ -119,7 +119,7 @@ class AiohttpTransport:
                 messages = _Messages(sink, connection.transport)
                 connection.transport.write(websocket.frame(body))
                 # What aiohttp's own WebSocket client does: from here on bytes come to feed_data as they are.
-                connection.protocol.set_parser(messages, messages)
+                connection.protocol.set_parser(messages, None)
                 await messages.end
             finally:
                 _abort(response)
@@ -199,9 +199,6 @@ class _Messages:
 
     def feed_eof(self) -> None:
         self._finish(ConnectionResetError("the server closed the connection without a close frame"))
-
-    def set_exception(self, exc: BaseException, cause: object = None) -> None:
-        self._finish(exc)
 
     def _finish(self, exc: BaseException | None) -> None:
         if self.end.done():
