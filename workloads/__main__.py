@@ -40,15 +40,15 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
     fit = commands.add_parser("fit", help="fit lognormal lengths and gamma gaps to a trace")
     fit.set_defaults(run=_fit)
-    convert = commands.add_parser("convert", help="write a trace in the other format")
-    convert.add_argument("--to", choices=("azure", "mooncake"), required=True)
+    convert = commands.add_parser("convert", help="write a trace in a format that other tools replay")
+    convert.add_argument("--to", choices=("aiperf", "azure", "mooncake"), required=True)
     convert.add_argument(
         "--out", metavar="FILE", help="a new file, gzipped if it ends in .gz; default: standard output"
     )
     convert.set_defaults(run=_convert)
     for command in (fit, convert):
-        command.add_argument("trace", metavar="TRACE", help="Azure CSV or Mooncake JSONL, plain or gzip")
-        command.add_argument("--format", choices=("auto", "azure", "mooncake"), default="auto")
+        command.add_argument("trace", metavar="TRACE", help="a file or folder, as in docs/workloads.md")
+        command.add_argument("--format", default="auto", help="of the trace; default: told by its content")
         command.add_argument("--limit", type=int, help="read this many rows")
         command.add_argument("--on-bad-row", choices=("error", "skip"), default="error")
     return parser
@@ -83,14 +83,14 @@ def _fit(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from workloads.convert import convert, write
+    from workloads.convert import convert, lost, options, write
 
     trace = _read(args)
-    if args.to == "azure" and trace.blocks is not None:
-        print("note: the azure format has no block ids; what prompts shared is lost", file=sys.stderr)
-    for note in trace.notes:
-        print(f"note: {note}", file=sys.stderr)
     lines = convert(trace, args.to)
+    for note in (*lost(trace, args.to), *trace.notes):
+        print(f"note: {note}", file=sys.stderr)
+    for line in options(args.out or "FILE", args.to):
+        print(line, file=sys.stderr)
     if args.out:
         write(lines, args.out)
     else:

@@ -47,6 +47,7 @@ class Trace:
     request_class: Texts | None = None  # what kind of request the trace says it is
     think_s: np.ndarray | None = None  # float64, NaN in a session's first: from the end of the request before
     parts: Segments | None = None  # the prompts as pieces: those of one name and number are equal (RAGPulse)
+    closed: bool = False  # in a session only think_s was recorded: times of later rows are the earliest ones
     skipped: int = 0  # bad rows
     failed: int = 0  # requests that got no answer, which are left out
     notes: tuple[str, ...] = ()
