@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     fit = commands.add_parser("fit", help="fit lognormal lengths and gamma gaps to a trace")
     fit.set_defaults(run=_fit)
     convert = commands.add_parser("convert", help="write a trace in a format that other tools replay")
-    convert.add_argument("--to", choices=("aiperf", "azure", "mooncake"), required=True)
+    convert.add_argument("--to", choices=("azure", "mooncake"), required=True)
     convert.add_argument(
         "--out", metavar="FILE", help="a new file, gzipped if it ends in .gz; default: standard output"
     )
@@ -132,7 +132,7 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
 
 
 def _read(args: argparse.Namespace) -> Any:
-    from workloads.tracefile import read_trace
+    from workloads.readers import read_trace
 
     if args.limit is not None and args.limit < 1:
         raise WorkloadError(f"--limit={args.limit}: needs a whole number of 1 or more")

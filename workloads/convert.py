@@ -3,7 +3,6 @@
 mooncake   the rows that vLLM, SGLang, GuideLLM, AIPerf and Dynamo take: times in ms from the first row, ids
            of 512-token blocks. Blocks of another size, parts and reused beginnings become such blocks: two
            rows have the first k ids in common where they have the first k blocks in common
-aiperf     the same with session_id, and with the delay after the answer before instead of a time
 azure      TIMESTAMP,ContextTokens,GeneratedTokens: what prompts share is lost, and times that count from 0
            become times from the start of 1970
 """
@@ -14,8 +13,8 @@ import gzip
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from workloads.readers.azure import COLUMNS as AZURE_COLUMNS
 from workloads.recorded import segments
 from workloads.trace import Trace
 
-TARGETS = ("aiperf", "azure", "mooncake")
+TARGETS = ("azure", "mooncake")
 BLOCK_TOKENS = 512  # of Mooncake's ids
 
 
@@ -36,7 +35,7 @@ def convert(trace: Trace, to: str) -> Iterator[str]:
         if trace.time_ns is None:
             raise WorkloadError(f"--to=azure: the {trace.format} trace has no times; needs mooncake")
         return _azure_lines(trace)
-    return _mooncake_lines(trace, sessions=to == "aiperf" and trace.session is not None)
+    return _mooncake_lines(trace)
 
 
 def lost(trace: Trace, to: str) -> list[str]:
@@ -44,8 +43,8 @@ def lost(trace: Trace, to: str) -> list[str]:
     notes = []
     if to == "azure" and (trace.blocks or trace.parts or trace.reused_tokens is not None):
         notes.append("the azure format has no block ids; what prompts shared is lost")
-    if to != "aiperf" and trace.session is not None:
-        notes.append(f"the {to} format has no sessions: every request has its own time (aiperf has them)")
+    if trace.session is not None:
+        notes.append(f"the {to} format has no sessions: every request has a time of its own")
     if to == "mooncake" and trace.time_ns is None:
         notes.append("the trace has no times: all rows have timestamp 0")
     return notes
@@ -55,14 +54,11 @@ def options(file: str, to: str) -> list[str]:
     """How other tools replay the file with its own times, one line each."""
     if to == "azure":
         return []
-    aiperf = f"aiperf profile --input-file {file} --custom-dataset-type mooncake_trace"
-    aiperf += " --prompt-input-tokens-block-size 512"
-    if to == "aiperf":
-        return [f"AIPerf    {aiperf}"]
     return [
         f"vLLM      vllm bench serve --dataset-name timed_trace --dataset-path {file} --self-timed "
         "--timed-trace-chunk-hash-size 512 --timed-trace-sec-multiplier 0.001",
-        f"AIPerf    {aiperf} --fixed-schedule",
+        f"AIPerf    aiperf profile --input-file {file} --custom-dataset-type mooncake_trace "
+        "--prompt-input-tokens-block-size 512 --fixed-schedule",
         f"SGLang    python -m sglang.bench_serving --dataset-name mooncake --dataset-path {file} "
         "--mooncake-num-rounds 1 --use-trace-timestamps",
         f"GuideLLM  data {file} of kind=mooncake, with time_scale=0.001: it takes times for seconds",
@@ -93,38 +89,30 @@ def _azure_lines(trace: Trace) -> Iterator[str]:
         yield f"{moment:%Y-%m-%d %H:%M:%S}.{rest // 100:07d},{context},{generated}\n"
 
 
-def _mooncake_lines(trace: Trace, sessions: bool) -> Iterator[str]:
-    names = trace.session.list() if sessions and trace.session is not None else []
-    think_s = [] if not names or trace.think_s is None else trace.think_s.tolist()
+def _mooncake_lines(trace: Trace) -> Iterator[str]:
     times = [0] * len(trace) if trace.time_ns is None else (trace.time_ns - trace.time_ns[0]).tolist()
     lengths = zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True)
-    for i, ((input_tokens, output_tokens), ids) in enumerate(zip(lengths, _ids(trace), strict=True)):
-        record: dict[str, Any] = {}
-        if think_s and think_s[i] == think_s[i]:
-            record["delay"] = _ms(round(think_s[i] * 1e9))
-        elif trace.time_ns is not None or not names:
-            record["timestamp"] = _ms(times[i])
-        record |= {"input_length": input_tokens, "output_length": output_tokens, "hash_ids": ids}
-        if names and names[i] is not None:
-            record["session_id"] = names[i]
+    for since, (input_tokens, output_tokens), ids in zip(times, lengths, _ids(trace), strict=True):
+        record = {
+            "timestamp": since // 1_000_000 if since % 1_000_000 == 0 else since / 1e6,
+            "input_length": input_tokens,
+            "output_length": output_tokens,
+            "hash_ids": ids,
+        }
         yield json.dumps(record) + "\n"
-
-
-def _ms(ns: int) -> int | float:
-    return ns // 1_000_000 if ns % 1_000_000 == 0 else ns / 1e6
 
 
 def _ids(trace: Trace) -> Iterator[list[int]]:
     """Ids of 512-token blocks of each row, numbered by first use; those of the trace where they are such."""
     if trace.blocks is not None and trace.blocks.tokens == BLOCK_TOKENS and np.diff(trace.blocks.start).all():
         start, of_blocks = trace.blocks.start.tolist(), trace.blocks.ids
-        for begin, end in zip(start[:-1], start[1:], strict=True):
+        for begin, end in pairwise(start):
             yield of_blocks[begin:end].tolist()
         return
     prompts = segments(trace, "", 1.0)
     known: dict[tuple[int, ...], int] = {}  # (the block before, then code, number, from, to of each piece)
     start = prompts.start.tolist()
-    for begin, end in zip(start[:-1], start[1:], strict=True):
+    for begin, end in pairwise(start):
         ids: list[int] = []
         pieces: list[int] = []
         room = BLOCK_TOKENS

@@ -71,7 +71,7 @@ class Trace:
         if len(some) in (0, len(gaps)) or some.min() < _SHORTEST_TICK_NS:
             return None
         near = some[some < 10 * some.min()]
-        tick = np.median(near / np.rint(near / near.min()))
+        tick = near.sum() / np.rint(near / near.min()).sum()
         off = np.abs(some - np.rint(some / tick) * tick)
         return float(np.rint(tick / 1e6) / 1e3) if off.max() <= 0.005 * tick else None
 
