@@ -108,7 +108,8 @@ from workloads.readers import read_trace
 peaks = []
 for path in sys.argv[1:]:
     trace = read_trace(path)
-    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS: bytes
+    peaks.append(kib if sys.platform == "darwin" else kib * 1024)
 print(len(trace), peaks[1] - peaks[0])
 """
 
