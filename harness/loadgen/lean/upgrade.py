@@ -16,7 +16,7 @@ class Upgrade(Response):
         """key: of the handshake. request: the one message."""
         super().__init__()
         self._key = key
-        self._request = websocket.frame(request)
+        self._request = request
         self._frames: websocket.Frames | None = None
         self.replies = b""
         self.broken: tuple[str, str] | None = None
@@ -43,5 +43,5 @@ class Upgrade(Response):
         if fault is not None:
             raise HTTPError(fault)
         self._frames, self.keep_alive = websocket.Frames(), False
-        self.replies = self._request
+        self.replies = websocket.frame(self._request)  # only now: nothing is masked while a send is due
         self._request = b""
