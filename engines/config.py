@@ -213,7 +213,12 @@ class EngineConfig:
                 continue
             if key not in known:
                 raise ConfigError(f"engine.{key} is not a setting; choose from: {', '.join(sorted(known))}")
-            values[key] = dict(value or {}) if key in _NODES else typed(key, value, known[key])
+            if key not in _NODES:
+                values[key] = typed(key, value, known[key])
+            elif value is None or isinstance(value, Mapping):
+                values[key] = dict(value or {})
+            else:
+                raise ConfigError(f"engine.{key}={value}: needs settings, as {{name: value}}, or {{}}")
         config = cls(**values)
         _check_effects(config)
         return config

@@ -34,6 +34,7 @@ _AN_OBJECT = f"an object of {', '.join(KEYS)}"
 SHARED = (
     *("kind", "block_size", "max_model_len", "num_kv_blocks", "kv_memory_gb", "threads"),
     *("api_key_env", "admin_token_env", "cuda_graphs", "cuda_graph_sizes", "compile"),
+    *("cpu_affinity", "determinism", "swap_memory_gb"),
 )
 """One runner and one server: these are engine.* for every route."""
 
@@ -111,7 +112,7 @@ def _route(where: str, entry: Any, engine: Mapping[str, Any]) -> Route:
             f"{where}.engine={_shown(changes)}: needs an object of engine settings, as {{max_num_seqs: 4}}"
         )
     for key, value in changes.items():
-        if key in SHARED and value != engine.get(key):
+        if key in SHARED and _listed(value) != _listed(engine.get(key)):
             raise ConfigError(f"{where}.engine.{key}: is one for all routes, set engine.{key}")
     if changes.get("preemption") == "swap":
         raise ConfigError(
@@ -125,6 +126,11 @@ def _route(where: str, entry: Any, engine: Mapping[str, Any]) -> Route:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     return Route(name, made, float(share), _match(where, entry.get("match")))
+
+
+def _listed(value: Any) -> Any:
+    """Lists of settings are tuples in an EngineConfig, and so in what `resolved` writes out."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _match(where: str, match: Any) -> Mapping[str, tuple[str, ...]]:

@@ -52,6 +52,7 @@ from engines.model.invariance import BITWISE, RowGuarantee, find_row_guarantee  
 from engines.model.loader import LoadedModel, load_model, model_shape  # noqa: E402
 from engines.staging import Carried, Inputs, Staging  # noqa: E402
 from kernels import allocate_kv, get_backend  # noqa: E402
+from kernels.cpu.isa import candidates  # noqa: E402
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -67,6 +68,11 @@ def build_runner(
     """Everything that a pass needs, checked and allocated. Raises ConfigError, one line, for what cannot
     work."""
     torch_device = resolve_device(device)
+    if torch_device.type == "cpu":
+        try:
+            candidates()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
     if engine.cpu_affinity is not None:  # OpenMP's threads start later, and take it over
         os.sched_setaffinity(0, engine.cpu_affinity)
     torch.set_num_threads(thread_count(engine.threads, engine.cpu_affinity))

@@ -56,11 +56,21 @@ def find_gguf() -> Path:
 
 def convert(gguf: Path, folder: Path) -> None:
     """Write the checkpoint beside its final place and move it there in one step, so that a killed run leaves
-    nothing half-done and two runs at once do no harm."""
+    nothing half-done and two runs at once do no harm. Raises ConfigError where it cannot be written."""
     from gguf import GGUFReader
+    from safetensors import SafetensorError
+
+    try:
+        _convert(GGUFReader(gguf), folder)
+    except (OSError, SafetensorError) as error:  # the latter for a full disk
+        raise ConfigError(
+            f"{folder}: cannot be written ({error}); needs 270 MB, set BATCHMARK_CACHE to another folder"
+        ) from None
+
+
+def _convert(reader: GGUFReader, folder: Path) -> None:
     from safetensors.torch import save_file
 
-    reader = GGUFReader(gguf)
     config = _config(reader)
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))

@@ -166,10 +166,14 @@ def load_workload_file(path: str) -> DictConfig:
     except FileNotFoundError:
         known = ", ".join(choices("workload"))
         raise UsageError(f"workload={path}: no such file; give one, or choose from: {known}") from None
-    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise UsageError(f"workload={path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
     if not isinstance(node, DictConfig) or not {"name", "kind"} <= set(node):
         raise UsageError(f"workload={path}: is no workload; needs the keys of harness/conf/workload/*.yaml")
+    if "oc.env" in str(OmegaConf.to_container(node)):
+        raise UsageError(
+            f"workload={path}: environment variables would end up in config.yaml; write the value"
+        )
     return node
 
 

@@ -33,6 +33,8 @@ GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"
         ({"victim": "oldest"}, "engine.victim=oldest: choose from newest, least_urgent"),
         ({"policy": {"colour": 1}}, "engine.policy.colour is not a setting; choose from: "),
         ({"reservation": "all"}, "engine.reservation=all: choose from on_demand"),
+        ({"policy": [1]}, r"engine.policy=\[1\]: needs settings, as"),
+        ({"queue_policy": "x"}, "engine.queue_policy=x: needs settings, as"),
         ({"preempt_seed": 0}, "engine.preempt_seed=0: .* engine.preempt_every, so it needs that beside it"),
         (
             {"scheduler": "dynamic", "max_num_batched_tokens": 9999, "max_num_seqs": 6}

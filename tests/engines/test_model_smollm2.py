@@ -90,6 +90,24 @@ def test_without_the_wheel_it_says_make_model(monkeypatch: pytest.MonkeyPatch, t
     assert smollm2.main([]) == 2
 
 
+def test_a_cache_that_cannot_be_written_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("BATCHMARK_CACHE", str(file))
+    assert smollm2.main([]) == 2
+    assert f"{file}/models/{folder.name}: cannot be written" in capsys.readouterr().err
+    monkeypatch.setenv("BATCHMARK_CACHE", str(tmp_path))
+    half = tmp_path / "models" / folder.name
+    half.mkdir(parents=True)
+    (half / "something").touch()  # in the way, and no model
+    monkeypatch.setattr(smollm2, "_weights", lambda *_: {})
+    assert smollm2.main([]) == 2
+    assert f"{half}: cannot be written" in capsys.readouterr().err
+    assert [p.name for p in half.parent.iterdir()] == [half.name], "no scratch folder is left"
+
+
 def test_rotary_rows_are_reordered() -> None:
     """Two heads of four rows: GGUF keeps (x0, x2, x1, x3) of what Hugging Face calls (x0, x1, x2, x3)."""
     rows = torch.arange(8.0)[:, None].expand(8, 3).contiguous()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import Any
 
 import pytest
@@ -51,6 +52,7 @@ def test_without_a_preset_a_route_changes_the_engine_that_there_is() -> None:
 
 def test_a_process_without_presets_reads_the_same_routes() -> None:
     config = configuration(SLOW, {"name": "x", "match": {"model": "y"}, "kv_share": 0.1})
+    config["engine"] |= {"cuda_graph_sizes": [1, 2], "cpu_affinity": [min(os.sched_getaffinity(0))]}
     routes = routes_of(config)
     written = resolved(config, routes)
     assert "preset" not in written["server"]["routes"][0]
@@ -95,6 +97,9 @@ def test_all_that_is_given_must_fit_and_the_first_route_wins() -> None:
         (SLOW | {"preset": "nope"}, "server.routes[0].preset=nope"),
         (SLOW | {"preset": "openai"}, "server.routes[0].preset=openai"),
         (SLOW | {"engine": {"block_size": 99}}, "server.routes[0].engine.block_size: is one for all routes"),
+        (SLOW | {"engine": {"cpu_affinity": [0]}}, "engine.cpu_affinity: is one for all routes"),
+        (SLOW | {"engine": {"determinism": "fast"}}, "engine.determinism: is one for all routes"),
+        (SLOW | {"engine": {"policy": [1]}}, "server.routes[0]: engine.policy=[1]: needs settings"),
         (SLOW | {"engine": {"preemption": "swap"}}, "server.routes[0].engine.preemption=swap: host memory"),
         (SLOW | {"engine": {"max_num_seqs": 0}}, "server.routes[0]: engine.max_num_seqs=0"),
     ],

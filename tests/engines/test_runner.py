@@ -240,3 +240,11 @@ def test_info_says_what_ran(runner: ModelRunner) -> None:
     assert info["kv_bytes"] == 2 * 4 * 200 * 4 * 2 * 64 * (2 if info["dtype"] == "bfloat16" else 4)
     assert info["determinism"] == BITWISE
     assert info["threads"] == 1
+
+
+def test_an_instruction_set_that_does_not_exist_is_a_setting_that_cannot_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BATCHMARK_CPU_ISA", "bogus")
+    with pytest.raises(ConfigError, match="BATCHMARK_CPU_ISA=bogus: choose from"):
+        build_runner(TINY, engine_config(), "cpu")

@@ -230,3 +230,22 @@ def test_the_settings_of_a_policy_are_the_policys_own() -> None:
         compose(["engine=openai", "engine.base_url=http://h", "engine.queue_policy.aging_s=1"])
     with pytest.raises(UsageError, match=r"engine.lanes"):
         compose(["engine=chunked", "engine.lanes=3"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "is no workload"),
+        (b"- 1", "is no workload"),
+        (bytes(range(256)), "cannot be read"),
+        (b"name: x\nkind: preset\nclasses: " + b"[" * 3000 + b"]" * 3000, "cannot be read"),
+        (b"name: ${oc.env:HOME}\nkind: preset\n", "environment variables would end up in config.yaml"),
+    ],
+)
+def test_a_file_that_is_no_workload_is_refused_by_its_name(tmp_path, text, words):
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(text)
+    with pytest.raises(UsageError, match=f"{words}") as error:
+        compose([f"workload={file}"])
+    assert str(error.value).startswith(f"workload={file}: ")
+    assert "\n" not in str(error.value)
