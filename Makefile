@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env bench test check format model gpu-check clean
+.PHONY: help env bench test check aot-all format model gpu-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ check: env ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+aot-all: env ## Compile every variant of the Triton kernels for sm_80 and sm_90, without a GPU (near an hour of CPU time)
+	$(PY) -m kernels.triton.aot --all
 
 format: env ## Let ruff rewrite the sources
 	$(PY) -m ruff check --fix .

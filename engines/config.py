@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engines.lanes import LaneSettings
 
 SALTS = ("none", "tenant")
+DETERMINISMS = ("bitwise", "fast")
 PREEMPTIONS = ("recompute", "swap")
 VICTIMS = ("newest", "least_urgent")
 RESERVATIONS = ("on_demand", "prompt", "prompt_plus_max_tokens", "max_model_len", "predicted_peak")
@@ -51,6 +52,8 @@ class EngineConfig:
     kv_memory_gb: float | None = 1.0
     prefill_chunk_size: int | None = None
     threads: int | None = None
+    cpu_affinity: tuple[int, ...] | None = None
+    determinism: str = "bitwise"
     max_waiting_requests: int | None = None
     max_waiting_tokens: int | None = None
     queue_timeout_ms: float | None = None
@@ -85,6 +88,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         whole_prompts = self._check_policies()
+        _choice("engine.determinism", self.determinism, DETERMINISMS)
+        if self.cpu_affinity is not None:
+            check_affinity(self.cpu_affinity)
         _choice("engine.victim", self.victim, VICTIMS)
         _choice("engine.preemption", self.preemption, PREEMPTIONS)
         _choice("engine.reservation", self.reservation, RESERVATIONS)
@@ -270,13 +276,34 @@ def lanes_of(lanes: Mapping[str, Any]) -> dict[str, LaneSettings]:
     return found
 
 
-def thread_count(threads: int | None) -> int:
-    """CPU threads of a pass; None: all cores that this process may use but one, which is left to the client.
-    Raises ConfigError for more than the machine has, where passes take minutes and starting never ends."""
+def allowed_cores() -> list[int]:
+    """The cores that this process may use; where the system cannot tell (macOS, Windows), all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def check_affinity(cores: Sequence[int]) -> None:
+    """engine.cpu_affinity. Raises ConfigError."""
+    text = ",".join(map(str, cores))
+    if not hasattr(os, "sched_setaffinity"):
+        raise ConfigError(f"engine.cpu_affinity=[{text}]: this system cannot pin threads; use null")
+    allowed = allowed_cores()
+    if not cores or len(set(cores)) < len(cores) or not set(cores) <= set(allowed):
+        raise ConfigError(
+            f"engine.cpu_affinity=[{text}]: needs different cores out of those that this process may use, "
+            f"{','.join(map(str, allowed))}"
+        )
+
+
+def thread_count(threads: int | None, cpu_affinity: Sequence[int] | None = None) -> int:
+    """CPU threads of a pass; None: one for each core of cpu_affinity, or all cores that this process may use
+    but one, which is left to the client. Raises ConfigError for more than the machine has, where passes take
+    minutes and starting never ends."""
     cores = os.cpu_count() or 1
     if threads is not None and threads > cores:
         raise ConfigError(f"engine.threads={threads}: this machine has {cores} cores; use at most that")
-    return threads or max(1, len(os.sched_getaffinity(0)) - 1)
+    return threads or len(cpu_affinity or ()) or max(1, len(allowed_cores()) - 1)
 
 
 def typed(key: str, value: Any, kind: str) -> Any:

@@ -47,8 +47,9 @@ from engines.device_pass import DevicePass, Readback, Span  # noqa: E402
 from engines.graph_sizes import Shape, ladder  # noqa: E402
 from engines.graphs import DecodeGraphs, cuda_recorder, why_no_graphs  # noqa: E402
 from engines.model.base import ForwardContext  # noqa: E402
-from engines.model.invariance import BITWISE, find_row_guarantee  # noqa: E402
-from engines.model.loader import LoadedModel, load_model  # noqa: E402
+from engines.model.dtype_choice import fastest_dtype  # noqa: E402
+from engines.model.invariance import BITWISE, RowGuarantee, find_row_guarantee  # noqa: E402
+from engines.model.loader import LoadedModel, load_model, model_shape  # noqa: E402
 from engines.staging import Carried, Inputs, Staging  # noqa: E402
 from kernels import allocate_kv, get_backend  # noqa: E402
 
@@ -66,15 +67,28 @@ def build_runner(
     """Everything that a pass needs, checked and allocated. Raises ConfigError, one line, for what cannot
     work."""
     torch_device = resolve_device(device)
+    if engine.cpu_affinity is not None:  # OpenMP's threads start later, and take it over
+        os.sched_setaffinity(0, engine.cpu_affinity)
+    torch.set_num_threads(thread_count(engine.threads, engine.cpu_affinity))
+    measured = None
+    if dtype == "fastest":
+        dtype = "auto"
+        if torch_device.type == "cpu":
+            measured = fastest_dtype(model_shape(model_cfg), torch.get_num_threads())
+            dtype = measured["dtype"]
     torch_dtype = resolve_dtype(dtype, torch_device)
-    torch.set_num_threads(thread_count(engine.threads))
     with torch.inference_mode():
         loaded = load_model(model_cfg, torch_device, torch_dtype, seed)
-        return ModelRunner(loaded, engine, torch_device, torch_dtype, attention)
+        runner = ModelRunner(loaded, engine, torch_device, torch_dtype, attention)
+        runner.dtype_measured = measured
+        return runner
 
 
 class ModelRunner:
     """Owns the weights and the KV caches."""
+
+    dtype_measured: dict[str, Any] | None = None
+    """With dtype=fastest: what it was chosen by."""
 
     def __init__(
         self,
@@ -105,9 +119,12 @@ class ModelRunner:
         self._caches = [*self._k_caches, *self._v_caches]
         self._kv_bytes = sum(t.numel() * t.element_size() for t in self._caches)
         self._host_caches = self._allocate_host()
-        self._rows = find_row_guarantee(
-            loaded.model.row_probes(), engine.max_num_batched_tokens, engine.max_num_seqs, device, dtype
-        )
+        self._affinity = engine.cpu_affinity
+        self._rows = RowGuarantee(1, "not checked: engine.determinism=fast")
+        if engine.determinism == BITWISE:
+            self._rows = find_row_guarantee(
+                loaded.model.row_probes(), engine.max_num_batched_tokens, engine.max_num_seqs, device, dtype
+            )
         self._determinism = self._rows.guarantee
         if self._determinism == BITWISE and self._backend.name == "torch":
             self._determinism = "not bitwise: the torch attention adds in an order that depends on the chunk"
@@ -214,7 +231,10 @@ class ModelRunner:
         return {
             "device": str(self._device),
             "dtype": str(self._dtype).removeprefix("torch."),
+            "dtype_measured": self.dtype_measured,
             "threads": torch.get_num_threads(),
+            "cpu_affinity": None if self._affinity is None else list(self._affinity),
+            "linear": getattr(self.loaded.model, "linear_kind", "torch"),
             "attention": self._backend.name,
             "attention_isa": getattr(self._backend, "isa", None),
             "determinism": self._determinism,
@@ -242,11 +262,11 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """auto: float32 on the CPU, where it is exact to compare and fast everywhere; bfloat16 on CUDA."""
+    """auto: float32 on the CPU, where it is exact to compare; bfloat16 on CUDA. (fastest: build_runner.)"""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype}: choose from auto, {', '.join(DTYPES)}")
+        raise ConfigError(f"dtype={dtype}: choose from auto, fastest, {', '.join(DTYPES)}")
     return DTYPES[dtype]
 
 

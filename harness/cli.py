@@ -42,7 +42,7 @@ choices (`+engine=x` and `engine=x` mean the same)
 
 main settings
   seed=0                         the one seed: arrivals, lengths, prompts and patience
-  device=auto dtype=auto         auto, cpu or cuda; auto, float32, bfloat16 or float16
+  device=auto dtype=auto         auto, cpu or cuda; auto, fastest, float32, bfloat16 or float16
   workload.rate                  requests/s, or '{{kind: ramp, from: 1, to: 10, over_s: 60}}'
   workload.length_scale          all lengths times this
   load.requests load.duration_s  how many, or for how long

@@ -10,6 +10,7 @@ for _name, _value in (("OMP_WAIT_POLICY", "PASSIVE"), ("GOMP_SPINCOUNT", "50000"
 
 import torch  # noqa: E402
 
+from kernels import triton  # noqa: E402
 from kernels.cpu.backend import CppBackend  # noqa: E402
 from kernels.cpu.library import DTYPES, available  # noqa: E402
 from kernels.cpu.memory import advise_huge_pages  # noqa: E402
@@ -20,7 +21,7 @@ from kernels.varlen import unusable as varlen_unusable  # noqa: E402
 
 __all__ = ["BACKENDS", "AttentionBackend", "allocate_kv", "get_backend"]
 
-BACKENDS = ("auto", "cpp", "torch", "varlen")
+BACKENDS = ("auto", "cpp", "triton", "varlen", "torch")
 
 
 def get_backend(
@@ -28,9 +29,9 @@ def get_backend(
 ) -> AttentionBackend:
     """The attention backend called `name` for tensors of `dtype` on `device`.
 
-    `auto` is the C++ kernel on the CPU when it builds, else torch with one warning that says why. Raises
-    ValueError for a name that does not exist or cannot run there, and BuildError when `cpp` is named and
-    does not build."""
+    `auto` is the C++ kernel on the CPU when it builds and the Triton one on CUDA when it runs there, else
+    torch with one warning that says why. Raises ValueError for a name that does not exist or cannot run
+    there, and BuildError when `cpp` is named and does not build."""
     if name not in BACKENDS:
         raise ValueError(f"attention={name}: choose from {', '.join(BACKENDS)}")
     kind = torch.device(device).type
@@ -38,6 +39,13 @@ def get_backend(
         if kind != "cpu" or dtype not in DTYPES:
             raise ValueError(f"attention=cpp: runs float32 and bfloat16 on cpu, not {dtype} on {kind}")
         return CppBackend()
+    if name == "triton" and (reason := triton.unusable(device, dtype)):
+        raise ValueError(f"attention=triton: {reason}")
+    on_cuda = name == "auto" and kind == "cuda" and triton.available(torch.device(device), dtype)
+    if name == "triton" or on_cuda:
+        from kernels.triton.backend import TritonBackend  # only here: it imports triton
+
+        return TritonBackend(device)
     if name == "varlen":
         if reason := varlen_unusable(device, dtype):
             raise ValueError(f"attention=varlen: {reason}")

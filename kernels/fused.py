@@ -1,8 +1,9 @@
 """The small operations between the matrix products, one call each: in C++ on the CPU where it builds,
-else in torch.
+in Triton on CUDA, else in torch.
 
 `ops(device, dtype)` gives an object with these methods. T tokens, H hidden size, I intermediate size, Hq
-/ Hk query / key-value heads, D head size. x is float32 or bfloat16 (torch takes any); arithmetic is in
+/ Hk query / key-value heads, D head size. x is float32 or bfloat16 (Triton: also
+float16; torch: any); arithmetic is in
 float32; every row's bits are independent of the other rows.
 
     rms_norm(x, weight, eps, out=None) -> out
@@ -27,6 +28,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from kernels import triton
 from kernels.cpu.library import DTYPES, available
 from kernels.cpu.ops import CppOps
 from kernels.reference import TorchBackend
@@ -67,7 +69,7 @@ class FusedOps(Protocol):
 
 
 class TorchOps:
-    """The torch fallback and the oracle of the C++ versions."""
+    """The torch fallback and the oracle of the other versions."""
 
     name = "torch"
 
@@ -116,8 +118,13 @@ class TorchOps:
 
 def ops(device: torch.device | str, dtype: torch.dtype) -> FusedOps:
     """The fastest operations that run here, chosen as kernels.get_backend chooses the attention."""
-    if torch.device(device).type == "cpu" and dtype in DTYPES and available():
+    device = torch.device(device)
+    if device.type == "cpu" and dtype in DTYPES and available():
         return CppOps()
+    if device.type == "cuda" and triton.available(device, dtype):
+        from kernels.triton.ops import TritonOps  # only here: it imports triton
+
+        return TritonOps()
     return TorchOps()
 
 

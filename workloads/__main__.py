@@ -42,7 +42,21 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--duration", type=float, metavar="SECONDS", help="draw arrivals up to this time")
     show.add_argument("--out", metavar="FILE", help="write the schedule of one workload as parquet too")
     show.set_defaults(run=_show)
-    fit = commands.add_parser("fit", help="fit lognormal lengths and gamma gaps to a trace")
+    fit = commands.add_parser("fit", help="a preset whose traffic is like a trace's")
+    fit.add_argument("-o", "--out", metavar="FILE", help="write the preset to this new YAML file")
+    fit.add_argument("--name", default="fitted", help="of the workload; part of the ids of its prompts")
+    fit.add_argument(
+        "--check", action="store_true", help="draw as many requests and compare, figure by figure"
+    )
+    fit.add_argument("--replicas", type=int, default=200, help="draws of the arrivals for --check")
+    fit.add_argument("--seed", type=int, default=0, help="of the requests that --check draws")
+    fit.add_argument("--table", metavar="FILE", help="write the length tables alone to this new YAML file")
+    fit.add_argument("--source", default="", help="with --table: where the trace is from")
+    fit.add_argument("--licence", default="", help="with --table: its licence")
+    fit.add_argument("--memory-gb", type=float, help="KV memory to suggest engine settings for")
+    fit.add_argument(
+        "--kv-bytes-per-token", type=int, default=131_072, help="of the model; default: Llama 3 8B in bf16"
+    )
     fit.set_defaults(run=_fit)
     convert = commands.add_parser("convert", help="write a trace in the other format")
     convert.add_argument("--to", choices=("azure", "mooncake"), required=True)
@@ -69,12 +83,9 @@ def _show(args: argparse.Namespace) -> int:
 def _fit(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from workloads.fit import fit_trace
-    from workloads.report import print_fit
+    from workloads.fitting.command import fit
 
-    trace = _read(args)
-    print_fit(trace, fit_trace(trace), _console(Console))
-    return 0
+    return fit(args, _read(args), _console(Console))
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -104,10 +115,18 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
 
     folder = files("harness.conf") / "workload"
     names = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
-    if name not in names:
-        raise WorkloadError(f"workload={name}: choose from {', '.join(names)}")
-    with as_file(folder / f"{name}.yaml") as path:
-        node = OmegaConf.load(path)
+    if name.endswith((".yaml", ".yml")):
+        from harness.conf import UsageError, load_workload_file
+
+        try:
+            node: Any = load_workload_file(name)
+        except UsageError as exc:
+            raise WorkloadError(str(exc)) from exc
+    elif name not in names:
+        raise WorkloadError(f"workload={name}: choose from {', '.join(names)}, or a file FILE.yaml")
+    else:
+        with as_file(folder / f"{name}.yaml") as path:
+            node = OmegaConf.load(path)
     for setting in settings:
         if "=" not in setting:
             raise WorkloadError(f"{setting}: needs the form KEY=VALUE")

@@ -10,6 +10,7 @@
   (Zipf-Mandelbrot: weight (rank + shift)^-zipf). A document has one length and one text in all requests.
 - `editing`: a file that one of `users` is writing: the share `keep` of it is as in that user's request
   before, the rest is new; after `edits` requests the user opens another file.
+- `continued`: a prompt that goes on from, or begins like, an earlier one (`workloads.continued`).
 
 `in_turns: first | later` limits a part to the first turn of a session, or to those after it.
 """
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from workloads import exact
+from workloads.continued import draw_lengths, read_continued, resume
 from workloads.lengths import distribution_at
 from workloads.settings import Settings
 from workloads.streams import stream
@@ -30,7 +32,7 @@ MOST_DOCUMENTS = 1_000_000
 MOST_ZIPF = 20  # so that no weight underflows
 MOST_TURNS = 10_000
 MOST_PASSAGES = 1_000  # of one request
-KINDS = ("shared", "unique", "history", "passages", "editing")
+KINDS = ("shared", "unique", "history", "passages", "editing", "continued")
 IN_TURNS = ("all", "first", "later")
 _SPARE_DRAWS = 12  # of passages, for those that were drawn already
 _FILES_OF_A_USER = 1_000_000
@@ -62,6 +64,7 @@ class PartContext:
     part: str
     n: int
     indices: np.ndarray
+    session: np.ndarray | None = None  # int, of all n; None where there are no sessions
 
     def uniform(self, *names: str) -> np.ndarray:
         """One share in (0, 1) per request of the class. All n are drawn, so that other class weights leave
@@ -85,6 +88,7 @@ def draw_parts(
     n: int,
     indices: np.ndarray,
     has_part: Callable[[str, str], np.ndarray] | None = None,
+    session: np.ndarray | None = None,
 ) -> list[Pieces]:
     """The parts of the prompts of the requests `indices`, in the order of the configuration. has_part says
     for a kind of part and its `in_turns` which of them have it, bool; None: all have all."""
@@ -93,7 +97,7 @@ def draw_parts(
         part_node = node.node(part)
         kind = part_node.choice("kind", KINDS)
         turns = part_node.choice("in_turns", IN_TURNS) if "in_turns" in part_node else "all"
-        pieces = _PARTS[kind](PartContext(seed, request_class, part, n, indices), part_node)
+        pieces = _PARTS[kind](PartContext(seed, request_class, part, n, indices, session), part_node)
         if has_part is not None:
             pieces = pieces.only(has_part(kind, turns))
         drawn.append(Pieces(part, pieces.row, pieces.number, pieces.tokens, pieces.whole, kind))
@@ -228,10 +232,24 @@ def _editing(context: PartContext, node: Settings) -> Pieces:
     return Pieces(context.part, rows[some], number[some], tokens[some])
 
 
+def _continued(context: PartContext, node: Settings) -> Pieces:
+    part = read_continued(node)
+    session = None if context.session is None else context.session[context.indices]
+    of_session = np.zeros(len(context.indices))
+    if session is not None and len(session):
+        of_session = context.rng("session").random(int(session.max()) + 1)[session]
+    tokens = np.maximum(1, draw_lengths(part, context.uniform("length"), of_session, session))
+    share = np.clip(part.reused.draw(context.uniform("reused"), tokens), 0.0, 1.0)
+    ago = np.maximum(1, np.rint(part.lag(context.uniform("lag"))))
+    row, owner, counts = resume(tokens, np.rint(share * tokens), ago)
+    return Pieces(context.part, row, context.indices[owner], counts)
+
+
 _PARTS: dict[str, Callable[[PartContext, Settings], Pieces]] = {
     "shared": _shared,
     "unique": _unique,
     "history": _history,
     "passages": _passages,
     "editing": _editing,
+    "continued": _continued,
 }

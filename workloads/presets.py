@@ -201,7 +201,7 @@ def _draw_sessions(
     if duration_s is not None:
         rows = rows.take(rows.arrival_s <= duration_s)
     member = user.member[rows.session]
-    contents = _draw_contents(seed, common, classes, member, friendly, rows.turn, sessions)
+    contents = _draw_contents(seed, common, classes, member, friendly, rows.turn, sessions, rows.session)
     notes: list[str] = []
     if sessions.history:
         first = fit(contents.prompts, Texts(member, classes.names), common.input_cap, rows=rows.turn == 0)
@@ -285,6 +285,7 @@ def _draw_contents(
     friendly: bool,
     turn: np.ndarray | None = None,
     sessions: Sessions | None = None,
+    session: np.ndarray | None = None,
 ) -> Contents:
     """The own prompts and the answers of requests. member: the number of each one's class, int; turn: its
     number in its session."""
@@ -298,7 +299,7 @@ def _draw_contents(
         has_part = None
         if turn is not None and sessions is not None:
             has_part = partial(keeps_part, turn=turn[indices], history=sessions.history)
-        drawn = draw_parts(seed, name, node.node("input"), n, indices, has_part)
+        drawn = draw_parts(seed, name, node.node("input"), n, indices, has_part, session)
         if friendly:
             drawn = cache_friendly(drawn)
         prompt_tokens = np.zeros(len(indices))

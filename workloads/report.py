@@ -8,7 +8,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from workloads.fit import TraceFit, index_of_dispersion
+from workloads.fitting.arrivals import index_of_dispersion
+from workloads.fitting.goodness import Figure
+from workloads.fitting.preset import TraceFit
+from workloads.reuse import reusable_share
 from workloads.schedule import Schedule
 from workloads.trace import Trace
 
@@ -20,7 +23,7 @@ def print_schedule(schedule: Schedule, console: Console) -> None:
     times = np.array([r.arrival_s for r in schedule])
     gaps = np.diff(times)
     busy = len(gaps) > 1 and gaps.mean() > 0
-    shared = _shared_share(schedule)
+    shared = reusable_share(schedule.columns.segments)
     about = Table(title=f"{schedule.name}, seed {schedule.seed}", show_header=False)
     rows = {
         "requests": f"{len(schedule)}",
@@ -67,33 +70,52 @@ def print_schedule(schedule: Schedule, console: Console) -> None:
 
 
 def print_fit(trace: Trace, fit: TraceFit, console: Console) -> None:
-    """Lengths and gaps of a trace beside their fits, and the settings that a preset would take."""
+    """What was found in a trace, part by part."""
     table = Table(title=f"{trace.path} ({trace.format}): {fit.rows} rows in {fit.span_s:.1f} s")
-    for column in ("", "n", "mean", *(f"p{q}" for q in QUANTILES), "max", "mu", "sigma", "KS"):
+    for column in ("", "n", "mean", *(f"p{q}" for q in QUANTILES), "max"):
         table.add_column(column, justify="right" if column else "left")
-    for name, one in (("input", fit.input), ("output", fit.output)):
-        values = getattr(trace, f"{name}_tokens")
-        table.add_row(name, *_quantile_cells(values), f"{one.mu:.3f}", f"{one.sigma:.3f}", f"{one.ks:.3f}")
+    for name in ("input", "output"):
+        table.add_row(f"{name} tokens", *_quantile_cells(getattr(trace, f"{name}_tokens")))
     console.print(table)
-    gaps = Table(title="arrivals")
-    gaps.add_column("")
-    gaps.add_column("", justify="right")
-    for label, value in (
-        ("rate /s", fit.arrivals.rate),
-        ("CV of gaps", fit.arrivals.cv),
-        ("gamma shape", fit.arrivals.shape),
-        ("KS", fit.arrivals.ks),
-        *((f"dispersion in {w:g} s", d) for w, d in fit.arrivals.dispersion.items()),
-    ):
-        gaps.add_row(label, "-" if value is None else f"{value:.3g}")
-    console.print(gaps)
-    lines = [f"input:  {{dist: lognormal, mu: {fit.input.mu:.3f}, sigma: {fit.input.sigma:.3f}}}"]
-    lines.append(f"output: {{dist: lognormal, mu: {fit.output.mu:.3f}, sigma: {fit.output.sigma:.3f}}}")
-    if fit.arrivals.shape is not None:
-        lines.append(f"arrivals: {{kind: gamma, cv: {fit.arrivals.shape**-0.5:.3f}}}")
-    console.print("as settings:\n  " + "\n  ".join(lines), highlight=False, soft_wrap=True, markup=False)
-    for note in trace.notes:
+    found = Table(title="traffic", show_header=False)
+    arrivals = fit.arrivals
+    rows: list[tuple[str, str]] = [("arrivals", arrivals.kind)]
+    if arrivals.rate is not None:
+        rows.append(("rate", f"{arrivals.rate:.4g} /s" + (" (sessions)" if fit.sessions else "")))
+    rows += [("CV of all gaps", f"{arrivals.cv:.3g}")] if arrivals.cv is not None else []
+    rows += [(f"dispersion in {w:g} s", f"{d:.2f}") for w, d in arrivals.dispersion.items()]
+    if "factor" in arrivals.settings:
+        factor = arrivals.settings["factor"]
+        rows.append(("slow factor", f"sigma {factor['sigma']:g}, forgotten after {factor['tau_s']:g} s"))
+    rows.append(
+        ("kind and cv of gaps", f"{arrivals.settings.get('kind', '-')}, {arrivals.settings.get('cv')}")
+    )
+    if fit.lengths.spearman is not None:
+        rows.append(("rank correlation of lengths", f"{fit.lengths.spearman:.3f}"))
+    if fit.prefixes is not None:
+        rows.append((f"prompt tokens reused ({fit.prefixes.source})", f"{fit.prefixes.hit_rate:.2%}"))
+    if fit.sessions is not None:
+        rows.append(("sessions", f"{fit.sessions.sessions}, alike {fit.sessions.alike:g}"))
+    if fit.tenants:
+        rows.append(
+            ("tenants", f"{len(fit.tenants)}, the largest {max(fit.tenants.values()) / fit.rows:.1%}")
+        )
+    for name, value in rows:
+        found.add_row(name, value)
+    console.print(found)
+    for note in (*fit.notes, *arrivals.notes):
         console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
+
+
+def print_figures(figures: list[Figure], console: Console) -> None:
+    """Source against drawn, and what was missed."""
+    table = Table(title="source against drawn")
+    for column in ("", "source", "drawn", "limit", ""):
+        table.add_column(column)
+    for figure in figures:
+        verdict = "" if figure.ok is None else "ok" if figure.ok else "MISSED"
+        table.add_row(figure.name, figure.source, figure.drawn, figure.limit, verdict)
+    console.print(table)
 
 
 def _sessions(schedule: Schedule) -> Table:
@@ -114,26 +136,3 @@ def _sessions(schedule: Schedule) -> Table:
 def _quantile_cells(values: np.ndarray, form: str = ".0f") -> list[str]:
     quantiles = [*np.percentile(values, QUANTILES), values.max()]
     return [f"{len(values)}", f"{values.mean():.1f}", *(format(q, form) for q in quantiles)]
-
-
-def _shared_share(schedule: Schedule) -> float:
-    """Share of prompt tokens whose whole prefix an earlier request had, segment by segment, the last one in
-    part: what a prefix cache without limits could reuse at most."""
-    prompts = schedule.columns.segments
-    longest: dict[tuple[int, ...], int] = {}
-    hits = 0
-    start, code, number, tokens = (
-        column.tolist() for column in (prompts.start, prompts.code, prompts.number, prompts.tokens)
-    )
-    for i in range(len(prompts)):
-        prefix: tuple[int, ...] = ()
-        shares = True
-        for k in range(start[i], start[i + 1]):
-            prefix = (*prefix, code[k], number[k])
-            known = longest.get(prefix, 0)
-            if shares:
-                hits += min(known, tokens[k])
-                shares = known >= tokens[k]
-            longest[prefix] = max(known, tokens[k])
-            prefix = (*prefix, tokens[k])
-    return hits / int(prompts.tokens.sum())

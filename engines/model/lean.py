@@ -139,6 +139,11 @@ class LeanModel:
             x = ops.add_rms_norm(x, residual, next_norm, eps, out=x)
         return self.head(x)
 
+    @property
+    def linear_kind(self) -> str:
+        """Who multiplies, for the records."""
+        return self.layers[0].qkv.kind
+
     def row_probes(self) -> list[RowProbe]:
         first, ops, eps = self.layers[0], self.ops, self.config.rms_eps
         products = (first.qkv, first.o, first.gate_up, first.down)

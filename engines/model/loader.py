@@ -39,6 +39,18 @@ class LoadedModel:
     parameters: int
 
 
+def model_shape(model_cfg: Mapping[str, Any]) -> ModelConfig:
+    """The shape of the model that `load_model` would load, without its weights. Raises ConfigError."""
+    name = str(model_cfg.get("name"))
+    if name == "tiny":
+        return TINY
+    if name == "smollm2":
+        return ModelConfig.from_hf(read_config(ensure_smollm2()))
+    model_id = model_cfg.get("id")
+    folder = find_checkpoint(None if model_id is None else str(model_id), with_weights=False)
+    return ModelConfig.from_hf(read_config(folder))
+
+
 def load_model(
     model_cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype, seed: int
 ) -> LoadedModel:

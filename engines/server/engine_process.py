@@ -33,7 +33,17 @@ if TYPE_CHECKING:
 
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FACTS = (
-    *("device", "dtype", "threads", "attention", "determinism", "parameters"),
+    *(
+        "device",
+        "dtype",
+        "dtype_measured",
+        "threads",
+        "cpu_affinity",
+        "linear",
+        "attention",
+        "determinism",
+        "parameters",
+    ),
     *("graphs", "compile"),
 )
 """Of the runner, on the ready line and in meta.json."""
@@ -51,7 +61,7 @@ class EngineProcess:
     when no child can be started."""
 
     def __init__(self, config: Mapping[str, Any], engine: EngineConfig, records: Path | None) -> None:
-        env = os.environ | _openmp(engine.threads)
+        env = os.environ | _openmp(engine)
         ours, theirs = socket_pair()
         command = [sys.executable, "-m", "engines.server.engine_process", str(theirs.fileno())]
         # A Ctrl-C during the start is for us; the child takes over this mask and has its own handlers first.
@@ -113,9 +123,9 @@ class EngineProcess:
         return failure
 
 
-def _openmp(threads: int | None) -> dict[str, str]:
+def _openmp(engine: EngineConfig) -> dict[str, str]:
     """How many threads OpenMP starts; how they wait is engines.runner's. Raises ConfigError."""
-    return {"OMP_NUM_THREADS": str(thread_count(threads))}
+    return {"OMP_NUM_THREADS": str(thread_count(engine.threads, engine.cpu_affinity))}
 
 
 def _next(channel: Channel) -> Message | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from engines.config import allowed_cores
 from engines.model.tokenizer import from_description
 from engines.routes import Route
 from engines.server.app import Server, ServerConfig, app_runner
@@ -42,7 +43,7 @@ class Service:
         ready = process.wait_ready()
         self.facts: dict[str, Any] = ready.facts | {"pid": os.getpid()}
         if ready.facts["device"] == "cpu":
-            _leave_cores(ready.facts["threads"])
+            _leave_cores(ready.facts["threads"], ready.facts["cpu_affinity"])
         self.engine = EngineClient(process.channel, ready.stats, process.how_it_ended)
         self._process = process
         self._tokenizer = from_description(ready.tokenizer)
@@ -68,11 +69,14 @@ class Service:
         return self._process.end(patience_s)
 
 
-def _leave_cores(threads: int) -> None:
-    """Run beside the engine's threads. They keep as many cores busy; left alone, the system often wakes the
-    event loop on a core of theirs, right when the engine sends a report, and so the engine would wait."""
-    rest = sorted(os.sched_getaffinity(0))[threads:]
-    if rest:
+def _leave_cores(threads: int, cpu_affinity: list[int] | None) -> None:
+    """Run beside the engine's threads, on cores that are not theirs (those of cpu_affinity, else the first).
+    Left alone, the system often wakes the event loop on a core of theirs, right when the engine sends a
+    report, and so the engine would wait."""
+    allowed = allowed_cores()
+    taken = allowed[:threads] if cpu_affinity is None else cpu_affinity
+    rest = [core for core in allowed if core not in taken]
+    if rest and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, rest)
 
 

@@ -60,7 +60,10 @@ def compose(args: list[str]) -> DictConfig:
             groups[override.key_or_group] = _choice(override, text)
         else:
             values.append((override, text))
+    file = groups.pop("workload") if _is_file(groups.get("workload", "")) else None
     cfg = _compose_groups(groups)
+    if file is not None:
+        cfg.workload = load_workload_file(file)
     for override, text in values:
         _set(cfg, override, text)
     _resolve(cfg)
@@ -137,10 +140,34 @@ def _choice(override: Override, text: str) -> str:
     if isinstance(value, list):
         raise UsageError(f"{text}: takes one name; for a sweep write -m {group}={','.join(map(str, value))}")
     name = "" if value is None else str(value)
+    if group == "workload" and _is_file(name):
+        return name
     known = choices(group)
     if name not in known:
         raise unknown(f"{group}={name}: no such {group}", name, known)
     return name
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
+def load_workload_file(path: str) -> DictConfig:
+    """The workload of a YAML file, as `python -m workloads fit` writes it. Raises UsageError."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        node = OmegaConf.load(Path(path).expanduser())
+    except FileNotFoundError:
+        known = ", ".join(choices("workload"))
+        raise UsageError(f"workload={path}: no such file; give one, or choose from: {known}") from None
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+        raise UsageError(f"workload={path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+    if not isinstance(node, DictConfig) or not {"name", "kind"} <= set(node):
+        raise UsageError(f"workload={path}: is no workload; needs the keys of harness/conf/workload/*.yaml")
+    return node
 
 
 def _compose_groups(groups: dict[str, str]) -> DictConfig:

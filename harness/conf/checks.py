@@ -135,7 +135,7 @@ _ABSENT = object()
 RULES: dict[str, Rule] = {
     "seed": _whole(0, 2**63 - 1),
     "device": _one_of("auto", "cpu", "cuda"),
-    "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
+    "dtype": _one_of("auto", "fastest", "float32", "bfloat16", "float16"),
     "dry_run": _flag,
     "server.host": _text,
     "server.port": _whole(0, 65535),

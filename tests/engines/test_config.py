@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.config import ConfigError, EngineConfig, settings_of, thread_count
+from engines.config import ConfigError, EngineConfig, allowed_cores, settings_of, thread_count
 from harness.conf import compose
 
 GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"}
@@ -84,6 +84,24 @@ def test_settings_may_be_of_a_file_that_postpones_no_annotations() -> None:
         settings_of({"a": "x"}, settings)
     with pytest.raises(ConfigError, match=r"a=1: no value can be given for the type list\[int\]"):
         settings_of({"a": 1}, make_dataclass("Settings", [("a", list[int])]))
+
+
+def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = {"name": "x", "scheduler": "chunked", "max_num_batched_tokens": 64, "max_num_seqs": 4}
+    allowed = allowed_cores()
+    config = EngineConfig.from_mapping(base | {"cpu_affinity": allowed})
+    assert thread_count(None, config.cpu_affinity) == len(allowed)
+    assert thread_count(1, config.cpu_affinity) == 1
+    for cores in ([max(allowed) + 1], [], [allowed[0]] * 2, [-1]):
+        with pytest.raises(ConfigError, match=r"engine.cpu_affinity=.*: needs different cores out of those"):
+            EngineConfig.from_mapping(base | {"cpu_affinity": cores})
+    with pytest.raises(ConfigError, match=r"engine.cpu_affinity=0: needs a list of whole numbers"):
+        EngineConfig.from_mapping(base | {"cpu_affinity": 0})
+    monkeypatch.delattr(os, "sched_setaffinity")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert allowed_cores() == list(range(os.cpu_count() or 1))
+    with pytest.raises(ConfigError, match=r"engine.cpu_affinity=.*: this system cannot pin threads"):
+        EngineConfig.from_mapping(base | {"cpu_affinity": [0]})
 
 
 def test_threads_are_at_most_the_cores_of_the_machine() -> None:

@@ -271,7 +271,9 @@ def test_choice_of_backend():
     assert kernels.get_backend("auto", "cpu", torch.float16).name == "torch"
     assert kernels.get_backend("auto", "cuda").name == "torch"
     assert kernels.get_backend("torch", "cpu").name == "torch"
-    with pytest.raises(ValueError, match="attention=triton: choose from auto, cpp, torch"):
+    with pytest.raises(ValueError, match="attention=flash: choose from auto, cpp, triton, varlen, torch"):
+        kernels.get_backend("flash", "cpu")
+    with pytest.raises(ValueError, match="attention=triton: runs on cuda, not cpu"):
         kernels.get_backend("triton", "cpu")
     with pytest.raises(ValueError, match="attention=cpp"):
         kernels.get_backend("cpp", "cuda")

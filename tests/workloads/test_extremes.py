@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.workload_configs import workload as preset
 from workloads import WorkloadError, draw
-from workloads.fit import index_of_dispersion
+from workloads.fitting.arrivals import index_of_dispersion
 
 EXTREMES = (0, 1e-308, 1e7, 1e308, 10**400)
 

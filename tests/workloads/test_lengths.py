@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from importlib.resources import files
+from pathlib import Path
+
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -12,11 +16,15 @@ from workloads.lengths import (
     LognormalMixture,
     QuantileTable,
     correlate,
+    read_answer,
     read_distribution,
     scaled,
 )
 from workloads.settings import Settings
 from workloads.streams import stream
+from workloads.tables import tables
+
+ROOT = Path(__file__).parents[2]
 
 SHAREGPT_ANSWERS = ((0.225, 4.052, 1.316), (0.775, 5.707, 0.532))
 
@@ -137,3 +145,34 @@ def test_scaling_rounds_and_keeps_one_token():
 def test_wrong_settings_are_named(values, words):
     with pytest.raises(WorkloadError, match=words):
         read(**values)
+
+
+@pytest.mark.parametrize("name", tables())
+def test_shipped_tables_are_named_sourced_and_drawn(name):
+    about = yaml.safe_load((Path(files("workloads") / "data") / f"{name}.yaml").read_text())
+    assert about["licence"]
+    assert name.split("_")[0] in (ROOT / "NOTICE").read_text(), about["source"]
+    prompts = read(dist="quantiles", table=f"{name}/input")(uniform(20_000))
+    points = dict(about["input"]["points"])
+    for percentile in (5, 50, 95):
+        assert np.percentile(prompts, percentile) == pytest.approx(points[percentile], rel=0.08)
+    answer = read_answer(Settings({"dist": "joint", "table": name}, "x"))
+    answers = answer.draw(uniform(20_000, seed=1), prompts)
+    # Every tenth of the prompts has a table of its own, and together they are the answers of all.
+    marginal = read(dist="quantiles", table=f"{name}/output")(uniform(20_000))
+    assert stats.ks_2samp(answers, marginal).statistic < 0.03
+    edges = np.percentile(prompts, [10, 90])
+    low, high = (np.median(answers[rows]) for rows in (prompts < edges[0], prompts > edges[1]))
+    assert low != high
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("moon", "x.table=moon: no such table; choose from azure2023_code"),
+        ("ragpulse/words", "x.table=ragpulse/words: has no such column; choose from ragpulse/input"),
+    ],
+)
+def test_tables_that_are_not_there(table, words):
+    with pytest.raises(WorkloadError, match=words):
+        read_distribution(Settings({"dist": "quantiles", "table": table}, "x"))

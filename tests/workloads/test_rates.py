@@ -15,7 +15,7 @@ from harness.conf import compose
 from tests.support.workload_configs import workload
 from workloads import WorkloadError, draw
 from workloads.arrivals import Arrivals, draw_arrivals
-from workloads.fit import index_of_dispersion
+from workloads.fitting.arrivals import index_of_dispersion
 from workloads.rates import RateProfile, Stretch, read_rate
 from workloads.settings import Settings
 

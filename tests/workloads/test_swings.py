@@ -10,7 +10,7 @@ import pytest
 from tests.support.workload_configs import workload
 from workloads import WorkloadError, draw
 from workloads.arrivals import draw_arrivals, read_arrivals
-from workloads.fit import index_of_dispersion
+from workloads.fitting.arrivals import index_of_dispersion
 from workloads.settings import Settings
 
 NODE = {"kind": "poisson", "cv": 1, "burst": {"factor": 1, "on_s": 5, "off_s": 15}}

@@ -1,0 +1,128 @@
+"""`python -m workloads fit TRACE`."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workloads.errors import WorkloadError
+from workloads.fitting.goodness import Figure, check
+from workloads.fitting.preset import TraceFit, fit_trace, preset, to_yaml
+from workloads.report import print_figures, print_fit
+from workloads.trace import Trace
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MISSED = 1
+BLOCK_TOKENS = 16
+
+
+def fit(args: argparse.Namespace, trace: Trace, console: Console) -> int:
+    """Exit code 1 when --check misses a limit."""
+    if args.replicas < 20:
+        raise WorkloadError(f"--replicas={args.replicas}: a band needs 20 or more")
+    found = fit_trace(trace)
+    node = preset(found, args.name)
+    print_fit(trace, found, console)
+    figures: list[Figure] = []
+    if args.check:
+        figures = check(trace, found, node, args.replicas, args.seed)
+        print_figures(figures, console)
+    said = not_captured(trace, found, figures)
+    for line in said:
+        console.print(f"not captured: {line}", highlight=False, soft_wrap=True, markup=False)
+    for line in suggestions(trace, args.memory_gb, args.kv_bytes_per_token):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if args.table:
+        lengths = {
+            "source": args.source or Path(trace.path).name,
+            "licence": args.licence or "unknown",
+            "rows": found.rows,
+            "input": {"points": found.lengths.input},
+            "output": {"points": found.lengths.output},
+        }
+        if found.lengths.edges:
+            lengths["joint"] = {"edges": found.lengths.edges, "points": found.lengths.joint}
+        _write(
+            args.table,
+            "--table",
+            to_yaml(lengths, [f"Made by: python -m workloads fit {Path(trace.path).name}"]),
+        )
+    if args.out:
+        head = [
+            f"Fitted to {Path(trace.path).name} ({trace.format}, {found.rows} rows in {found.span_s:.1f} s), "
+            f"{datetime.now(UTC):%Y-%m-%d}.",
+            "Unscaled and uncapped: for a small engine set length_scale, input.cap and output.cap.",
+            *(f"Not captured: {line}" for line in said),
+        ]
+        _write(args.out, "--out", to_yaml(node, head))
+        console.print(
+            f"use it: python -m harness +workload={args.out} +engine=continuous",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return MISSED if any(figure.ok is False for figure in figures) else 0
+
+
+def not_captured(trace: Trace, fit: TraceFit, figures: list[Figure]) -> list[str]:
+    """In plain words, what the preset leaves out."""
+    said = [f"{f.name}: {f.source} in the trace, {f.drawn} drawn" for f in figures if f.ok is False]
+    if fit.prefixes is None:
+        said.append(
+            "what prompts share: the trace has neither block ids nor reused tokens; every prompt is new"
+        )
+    if fit.sessions is None:
+        said.append("sessions: the trace names none" if trace.session is None else "sessions: too few to fit")
+    elif fit.prefixes is None:
+        said.append("how prompts grow within a session")
+    if fit.span_s < 2 * 86_400 and trace.time_ns is not None:
+        said.append("the hours of a day: the trace is shorter than two")
+    half = len(trace) // 2
+    first, second = (float(np.median(trace.input_tokens[part])) for part in (slice(half), slice(half, None)))
+    if max(first, second) > 1.25 * min(first, second):
+        said.append(
+            f"a drift of the lengths: the median prompt is {first:.0f} in the first half, then {second:.0f}"
+        )
+    said.append("who gave up, and what clients declared as max_tokens: traces do not record it")
+    return said
+
+
+def suggestions(trace: Trace, memory_gb: float | None, kv_bytes_per_token: int) -> list[str]:
+    """Engine settings that the lengths call for. A sequence holds its prompt and on average half of its
+    answer, for as long as its answer is."""
+    if memory_gb is None:
+        return []
+    if memory_gb <= 0 or kv_bytes_per_token < 1:
+        raise WorkloadError(
+            f"--memory-gb={memory_gb:g}, --kv-bytes-per-token={kv_bytes_per_token}: need numbers above 0"
+        )
+    prompts, answers = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
+    held = float(((prompts + answers / 2) * answers).sum() / answers.sum())
+    longest = int((trace.input_tokens + trace.output_tokens).max())
+    pool = int(memory_gb * 1e9 / kv_bytes_per_token)
+    lines = [
+        f"KV: a sequence holds {held:.0f} tokens on average while it decodes; "
+        f"{memory_gb:g} GB hold {pool} tokens",
+        f"engine.num_kv_blocks={pool // BLOCK_TOKENS + 1} (of {BLOCK_TOKENS} tokens) "
+        f"engine.max_num_seqs={max(1, int(pool / held))} engine.max_model_len={longest}",
+    ]
+    if longest > pool:
+        lines.append(
+            f"note: the longest request needs {longest} tokens and would be refused; give more memory or caps"
+        )
+    return lines
+
+
+def _write(path: str, option: str, text: str) -> None:
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as exc:
+        raise WorkloadError(f"{option}={path}: exists; remove it or choose another name") from exc
+    except OSError as exc:
+        raise WorkloadError(f"{option}={path}: cannot be written ({exc.strerror or exc})") from exc
