@@ -10,8 +10,8 @@
 All three have as many requests in the same time. The rate is a share (--utilisation) of what continuous
 batching did of the replayed rows when all of them arrived at once. A window is the busiest stretch of so many
 rows that no earlier window touches: a longer stretch of a quiet trace would be its nights. Its time is
-stretched to the rate. Lengths are scaled so that they fit engine.max_model_len, and chunked's token budget, 2,048
-(vLLM V1's default when it came out), with them. What prompts share plays no part: neither engine has a prefix cache.
+stretched to the rate. Lengths are scaled so that they fit engine.max_model_len, and with them the token
+budget of chunked, unscaled 2,048. What prompts share plays no part: neither engine has a prefix cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -280,10 +280,13 @@ def for_real(cfg: DictConfig) -> tuple[Outcome, float]:
 def table(parts: Sequence[Part]) -> str:
     """Medians over the windows of one source."""
     first = parts[0]
+    rate, prompt, answer = (
+        float(np.median([getattr(part, name) for part in parts]))
+        for name in ("rate", "prompt_mean", "answer_mean")
+    )
     head = (
-        f"{first.source}: {len(parts)} x {first.rows} requests at {_median([p.rate for p in parts]):.3g}/s, prompts of "
-        f"{_median([p.prompt_mean for p in parts]):.0f} and answers of {_median([p.answer_mean for p in parts]):.0f} "
-        "tokens on average"
+        f"{first.source}: {len(parts)} x {first.rows} requests at {rate:.3g}/s, prompts of {prompt:.0f} and "
+        f"answers of {answer:.0f} tokens on average"
     )
     lines = [head, "", " " * 32 + "".join(f"{title:>19}" for title in TITLES)]
     for kind in KINDS:
@@ -314,10 +317,6 @@ def table(parts: Sequence[Part]) -> str:
 
 def _array(found: Outcome) -> np.ndarray:
     return np.array([getattr(found, name) for name in FIGURES])
-
-
-def _median(values: Sequence[float]) -> float:
-    return float(np.median(values))
 
 
 def _spread(values: np.ndarray) -> str:

@@ -32,7 +32,9 @@ def render(shown: Sequence[Traffic]) -> str:
     )
     return template.render(
         title=", ".join(t.name for t in shown),
-        shown=[{"name": t.name, "colour": frame.COLOURS[i % len(frame.COLOURS)]} for i, t in enumerate(shown)],
+        shown=[
+            {"name": t.name, "colour": frame.COLOURS[i % len(frame.COLOURS)]} for i, t in enumerate(shown)
+        ],
         groups=[(group, list(rows)) for group, rows in groupby(table(shown), key=lambda row: row.group)],
         notes=[f"{t.name}: {note}" for t in shown for note in t.notes],
         sections=sections,

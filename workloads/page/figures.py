@@ -1,5 +1,5 @@
-"""The charts of traffic as plain Plotly JSON: each function takes what is shown side by side, one colour each, and
-returns one figure, None without data."""
+"""The charts of traffic as plain Plotly JSON: each takes what is shown side by side, one colour each,
+and returns one figure, None without data."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def joint(shown: Sequence[Traffic], index: int) -> Any:
         "zmin": 0,
         "zmax": _short(float(share.max()) ** 0.5),
         "showscale": False,
-        "hovertemplate": "%{customdata} % of requests: prompt of about %{x:.3~g}, answer of about %{y:.3~g} tokens"
-        f"<extra>{one.name}</extra>",
+        "hovertemplate": "%{customdata} % of requests: prompt of about %{x:.3~g}, answer of about "
+        f"%{{y:.3~g}} tokens<extra>{one.name}</extra>",
     }
     title = "Prompt and answer" + (f", {one.name}" if len(shown) > 1 else "")
     return _figure(title, [trace], ("prompt, tokens", "log"), ("answer, tokens", "log"))
@@ -203,8 +203,7 @@ def _figure(title: str, traces: list[Any], x: tuple[str, str], y: tuple[str, str
     if not traces:
         return None
     axes = {
-        name: {"title": {"text": text}, "type": kind}
-        for name, (text, kind) in (("xaxis", x), ("yaxis", y))
+        name: {"title": {"text": text}, "type": kind} for name, (text, kind) in (("xaxis", x), ("yaxis", y))
     }
     figure = {"title": title, "data": traces, "layout": {**axes, "showlegend": False}}
     if len(traces) > 1:  # above the chart, where it wraps: a legend would take a phone's whole chart

@@ -1,5 +1,6 @@
-"""What every page of this project is made of: colours, style, script, plotly.js, and data safe inside a script
-element. A page opens from disk and asks the network for nothing. (`harness.dashboard` uses it too.)"""
+"""What every page of this project is made of: colours, style, script, plotly.js, and data that is safe inside
+a script element. A page opens from disk and asks the network for nothing. (`harness.dashboard` uses it too.)
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from workloads import recorded
-from workloads.columns import Segments, Texts
-from workloads.fit import index_of_dispersion
+from workloads.columns import Texts
+from workloads.fitting.arrivals import index_of_dispersion
+from workloads.reuse import reused_tokens
 from workloads.schedule import Schedule
 from workloads.trace import Trace
 
@@ -112,29 +113,6 @@ def of_trace(trace: Trace, name: str) -> Traffic:
         transports=None,
         notes=trace.notes,
     )
-
-
-def reused_tokens(prompts: Segments) -> np.ndarray:
-    """Of each prompt, the tokens whose whole prefix an earlier prompt had, int64 [n]: segment by segment, the
-    last one in part, since a longer segment begins with a shorter one of its name."""
-    longest: dict[tuple[int, int, int], int] = {}  # by (node of the prefix tree, code, number)
-    nodes: dict[tuple[int, int, int, int], int] = {}
-    found = np.zeros(len(prompts), dtype=np.int64)
-    start, code, number, tokens = (
-        column.tolist() for column in (prompts.start, prompts.code, prompts.number, prompts.tokens)
-    )
-    for i in range(len(prompts)):
-        node, shares, hits = 0, True, 0
-        for k in range(start[i], start[i + 1]):
-            step = (node, code[k], number[k])
-            known = longest.get(step, 0)
-            if shares:
-                hits += min(known, tokens[k])
-                shares = known >= tokens[k]
-            longest[step] = max(known, tokens[k])
-            node = nodes.setdefault((*step, tokens[k]), len(nodes) + 1)
-        found[i] = hits
-    return found
 
 
 @dataclass(frozen=True, slots=True)
