@@ -176,7 +176,7 @@ def parts_of(step: Callable[[], object]) -> dict[str, float]:
 
 
 def _part(file: str, line: int, function: str) -> str | None:
-    if file.endswith("/sampler.py"):
+    if file.endswith("/sampler.py") or "argmax" in function:
         return "sampling"
     if function == "paged_attention":
         return "attention"

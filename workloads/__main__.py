@@ -58,15 +58,15 @@ def _parser() -> argparse.ArgumentParser:
         "--kv-bytes-per-token", type=int, default=131_072, help="of the model; default: Llama 3 8B in bf16"
     )
     fit.set_defaults(run=_fit)
-    convert = commands.add_parser("convert", help="write a trace in the other format")
+    convert = commands.add_parser("convert", help="write a trace in a format that other tools replay")
     convert.add_argument("--to", choices=("azure", "mooncake"), required=True)
     convert.add_argument(
         "--out", metavar="FILE", help="a new file, gzipped if it ends in .gz; default: standard output"
     )
     convert.set_defaults(run=_convert)
     for command in (fit, convert):
-        command.add_argument("trace", metavar="TRACE", help="Azure CSV or Mooncake JSONL, plain or gzip")
-        command.add_argument("--format", choices=("auto", "azure", "mooncake"), default="auto")
+        command.add_argument("trace", metavar="TRACE", help="a file or folder, as in docs/workloads.md")
+        command.add_argument("--format", default="auto", help="of the trace; default: told by its content")
         command.add_argument("--limit", type=int, help="read this many rows")
         command.add_argument("--on-bad-row", choices=("error", "skip"), default="error")
     return parser
@@ -89,14 +89,14 @@ def _fit(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from workloads.convert import convert, write
+    from workloads.convert import convert, lost, options, write
 
     trace = _read(args)
-    if args.to == "azure" and trace.blocks is not None:
-        print("note: the azure format has no block ids; what prompts shared is lost", file=sys.stderr)
-    for note in trace.notes:
-        print(f"note: {note}", file=sys.stderr)
     lines = convert(trace, args.to)
+    for note in (*lost(trace, args.to), *trace.notes):
+        print(f"note: {note}", file=sys.stderr)
+    for line in options(args.out or "FILE", args.to):
+        print(line, file=sys.stderr)
     if args.out:
         write(lines, args.out)
     else:
@@ -146,7 +146,7 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
 
 
 def _read(args: argparse.Namespace) -> Any:
-    from workloads.tracefile import read_trace
+    from workloads.readers import read_trace
 
     if args.limit is not None and args.limit < 1:
         raise WorkloadError(f"--limit={args.limit}: needs a whole number of 1 or more")

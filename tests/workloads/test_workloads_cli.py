@@ -72,7 +72,8 @@ def test_fit_prints_settings_that_a_preset_takes(capsys, azure):
 
 def test_convert_to_standard_output_and_to_a_file(capsys, azure, tmp_path):
     code, out, err = run(capsys, "convert", azure, "--to", "mooncake", "--limit", 2)
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert [line.split()[0] for line in err.splitlines()] == ["vLLM", "AIPerf", "SGLang", "GuideLLM"]
     assert out.splitlines() == [
         '{"timestamp": 0, "input_length": 100, "output_length": 10, "hash_ids": [0]}',
         '{"timestamp": 1000.1, "input_length": 101, "output_length": 11, "hash_ids": [1]}',
