@@ -8,7 +8,8 @@
     replayed    the rows themselves, with the pattern of their arrivals
 
 All three have as many requests in the same time. The rate is a share (--utilisation) of what continuous
-batching did of the replayed rows when all of them arrived at once. A window is the busiest stretch of so many
+batching does of the replayed rows when it never waits for one: all of them at once in virtual time, a closed
+loop of twice its seats for real. A window is the busiest stretch of so many
 rows that no earlier window touches: a longer stretch of a quiet trace would be its nights. Its time is
 stretched to the rate. Lengths are scaled so that they fit engine.max_model_len, and with them the token
 budget of chunked, unscaled 2,048. What prompts share plays no part: neither engine has a prefix cache.
@@ -22,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,6 +99,9 @@ class Part:
 
 Measure = Callable[["DictConfig"], tuple[Outcome, float]]
 """Runs a configuration: (outcome, requests/s)."""
+AT_ONCE = ("workload.speed=1e9",)
+CLOSED = ("load=closed", "load.concurrency=32")
+"""Saturate an engine of 16 seats. 400 sends in one moment would be late ones for a real client."""
 
 
 # -- traffic --
@@ -184,6 +189,7 @@ def measure_part(
     seed: int,
     utilisation: float,
     measure: Measure,
+    saturated: Sequence[str],
     folder: Path,
     say: Callable[[str], None],
 ) -> Part:
@@ -193,9 +199,9 @@ def measure_part(
     paths = {kind: folder / f"{source}-{int(window.time_ns[0])}-{kind}.jsonl" for kind in kinds}  # type: ignore[index]
     for kind, trace in kinds.items():
         write(convert(trace, "mooncake"), paths[kind])
-    say(f"{source}: all {len(window)} at once, continuous")
-    at_once = configuration("continuous", paths["replayed"], length_scale, seed, "workload.speed=1e9")
-    rate = utilisation * measure(at_once)[1]
+    say(f"{source}: what continuous can do")
+    full = configuration("continuous", paths["replayed"], length_scale, seed, *saturated)
+    rate = utilisation * measure(full)[1]
     outcomes: dict[str, dict[str, Outcome]] = {kind: {} for kind in KINDS}
     for kind in KINDS:
         for engine in ENGINES:
@@ -255,14 +261,17 @@ def _longest_gap_ns(log: Log) -> int:
     return longest
 
 
-def for_real(cfg: DictConfig) -> tuple[Outcome, float]:
-    """Raises RuntimeError for a run that is not valid."""
+def for_real(cfg: DictConfig, invalid: list[str]) -> tuple[Outcome, float]:
+    """A run that is not valid is named in `invalid`. Raises RuntimeError for one that measured nothing."""
     from harness.run import run
 
     done = run(cfg)
-    if done.exit_code == INVALID or done.run_dir is None:
-        raise RuntimeError(f"{done.run_dir}: the run is not valid; its last lines above say why")
-    summary = json.loads((done.run_dir / "summary.json").read_text(encoding="utf-8"))
+    path = done.run_dir and done.run_dir / "summary.json"
+    if path is None or not path.is_file() or done.interrupted:
+        raise RuntimeError("the experiment ends early: its last run was not completed")
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    if done.exit_code == INVALID:
+        invalid.append(f"{done.run_dir}: {'; '.join(summary['invalid_reasons'])}")
     latency = summary["latency_ms"]
     found = Outcome(
         ttft_p50_ms=latency["ttft"]["from_intended"]["p50"],
@@ -353,6 +362,7 @@ def experiment(
     seed: int,
     utilisation: float,
     measure: Measure,
+    saturated: Sequence[str] = AT_ONCE,
     scratch: Path,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[Part]]:
@@ -365,7 +375,7 @@ def experiment(
             raise WorkloadError(f"--requests={requests}: {name} has {len(trace)} rows; needs fewer")
         scale = SOURCES[name].length_scale
         found[name] = [
-            measure_part(name, stretch, scale, seed + k, utilisation, measure, scratch, say)
+            measure_part(name, stretch, scale, seed + k, utilisation, measure, saturated, scratch, say)
             for k, stretch in enumerate(stretches)
         ]
     return found
@@ -385,7 +395,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--utilisation", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    count = args.windows or (1 if args.real else 5)
+    count = args.windows if args.windows is not None else 1 if args.real else 5
+    invalid: list[str] = []
     try:
         if not 0 < args.utilisation < 1:
             raise WorkloadError(f"--utilisation={args.utilisation:g}: needs a share between 0 and 1")
@@ -401,7 +412,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 count=count,
                 seed=args.seed,
                 utilisation=args.utilisation,
-                measure=for_real if args.real else in_virtual_time,
+                measure=partial(for_real, invalid=invalid) if args.real else in_virtual_time,
+                saturated=CLOSED if args.real else AT_ONCE,
                 scratch=Path(scratch),
                 say=print if args.real else lambda line: None,
             )
@@ -420,11 +432,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "real": args.real,
                 "seed": args.seed,
                 "utilisation": args.utilisation,
+                "invalid": invalid,
                 "parts": {name: [asdict(part) for part in parts] for name, parts in found.items()},
             }
         )
     )
-    return PASS
+    for line in invalid:
+        print(f"not valid: {line}", file=sys.stderr)
+    return INVALID if invalid else PASS
 
 
 if __name__ == "__main__":
