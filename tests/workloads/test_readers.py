@@ -427,6 +427,30 @@ def test_servegen_client_windows_as_a_table(write):
         read_trace(write([rows[0], "1,0,1,1,Zipf,1,1"]))
 
 
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            ["TIMESTAMP,ContextTokens,GeneratedTokens", "9999-12-31 00:00:00,1,1"],
+            "line 2: has a number that is",
+        ),
+        ([{"timestamp": 10**14, "input_length": 1, "output_length": 1}], "line 1: has a number that is too"),
+        (["client,window_start_s,rate_rps,cv,pattern", "1,0,1e12,1,Gamma"], "column rate_rps: makes"),
+        ([{"usage": usage(5, 5), "timestamp": 1, "latency": 10**400}], "column latency: "),
+        (
+            [{"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": {"history": [1 << 70]}}],
+            "hash_ids.history: ",
+        ),
+    ],
+)
+def test_numbers_beyond_any_trace_are_one_line_errors(write, lines, reason):
+    ragpulse(write, [])
+    path = write(lines, "rag/odd")
+    with pytest.raises(TraceError, match=reason) as caught:
+        read_trace(path)
+    assert "\n" not in str(caught.value)
+
+
 def test_every_format_can_be_forced(write):
     for format in FORMATS:
         if format != "auto":

@@ -127,7 +127,7 @@ def _latency(row: Mapping[str, Any]) -> float:
         key = _first(row, names)
         if key is not None:
             value = row[key]
-            if not is_number(value) or value < 0:
+            if not is_number(value) or not 0 <= value < 1e12:
                 raise BadRow(f"{shown(value)} is not a duration of 0 or more", key)
             return value / unit
     return math.nan

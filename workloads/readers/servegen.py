@@ -39,6 +39,7 @@ FAMILIES = {
     "": "poisson",
 }
 CHUNK = re.compile(r"chunk-(\d+)-trace\.csv(\.gz)?")
+_LARGEST_CV, _LATEST_S = 1e3, 4e9
 _SMALLEST_CV = 0.01  # below, gaps are constant
 _INPUTS, _OUTPUT = ("input_tokens", "text_tokens"), "output_tokens"
 _SHARES = np.array([0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100]) / 100
@@ -117,6 +118,12 @@ def _window(windows: list[Window], client: str, start: str, rate: str, cv: str, 
     start_s, per_s = number_text(start, COLUMNS[1]), number_text(rate, COLUMNS[2])
     spread = number_text(cv, COLUMNS[3]) if cv else 1.0
     count = round(per_s * WINDOW_S)
+    if spread > _LARGEST_CV:
+        raise BadRow(f"{spread:g} is above {_LARGEST_CV:g}", COLUMNS[3])
+    if count > MOST_REQUESTS:
+        raise BadRow(f"makes {count} requests in {WINDOW_S} s, the most is {MOST_REQUESTS}", COLUMNS[2])
+    if start_s > _LATEST_S:
+        raise BadRow(f"{start_s:g} is above {_LATEST_S:g} s", COLUMNS[1])
     if count:
         renewal = Renewal(family, spread) if spread >= _SMALLEST_CV else Renewal("constant")
         windows.append(Window(client, start_s, count, renewal))
@@ -162,7 +169,7 @@ def _shares(text: Any, column: str) -> tuple[np.ndarray, np.ndarray] | None:
     """(tokens, share of requests up to them) of a text with a Python dict {tokens: share}; None: empty."""
     try:
         table = ast.literal_eval(text) if isinstance(text, str) else text
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         table = None
     if not isinstance(table, dict):
         raise BadRow(f"{shown(text)} is not a dict of lengths and shares", column)

@@ -91,7 +91,7 @@ def _session(path: str, rows: Rows, first_id: int) -> int:
         raise TraceError(path, f"{shown(block)} is not a number of tokens", column="block_size")
     rows.block_sizes = (block,)
     name = str(about.get("id", Path(path).name))
-    largest = first_id
+    known: dict[int, int] = {}
     for agent, turn, where, request in _requests(about["requests"], "main", "requests"):
         if rows.full:
             break
@@ -103,14 +103,14 @@ def _session(path: str, rows: Rows, first_id: int) -> int:
             answer = tokens(request["out"], "out", 0)
             ids = rows.filled_ids(request.get("hash_ids"), prompt)
             think = request.get("think_time")
-            if think is not None and (not is_number(think) or think < 0):
+            if think is not None and (not is_number(think) or not 0 <= think < 1e12):
                 raise BadRow(f"{shown(think)} is not a time in seconds of 0 or more", "think_time")
         except BadRow as bad:
             column = where if bad.column is None else f"{where}.{bad.column}"
             rows.bad(TraceError(path, bad.reason, column=column), bad)
             continue
-        ids = [i if i >= OWN_ID else first_id + i for i in ids]  # they count inside a session
-        largest = max([largest, *(i + 1 for i in ids if i < OWN_ID)])
+        # Ids count inside a session.
+        ids = [i if i >= OWN_ID else known.setdefault(i, first_id + len(known)) for i in ids]
         kinds = request.get("input_types")
         _add(
             rows,
@@ -122,7 +122,7 @@ def _session(path: str, rows: Rows, first_id: int) -> int:
             request_class="+".join(map(str, kinds)) if isinstance(kinds, list) and kinds else None,
         )
         rows.add_ids(ids)
-    return largest
+    return first_id + len(known)
 
 
 def _requests(
