@@ -123,7 +123,9 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
         except UsageError as exc:
             raise WorkloadError(str(exc)) from exc
     elif name not in names:
-        raise WorkloadError(f"workload={name}: choose from {', '.join(names)}, or a file FILE.yaml")
+        raise WorkloadError(
+            f"workload={name}: choose from {', '.join(names)}, or a file FILE.yaml; a setting is KEY=VALUE"
+        )
     else:
         with as_file(folder / f"{name}.yaml") as path:
             node = OmegaConf.load(path)
