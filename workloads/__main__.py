@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.resources import as_file, files
 from typing import Any
 
 from workloads.errors import WorkloadError
@@ -42,6 +43,13 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--duration", type=float, metavar="SECONDS", help="draw arrivals up to this time")
     show.add_argument("--out", metavar="FILE", help="write the schedule of one workload as parquet too")
     show.set_defaults(run=_show)
+    check = commands.add_parser(
+        "check", help="hold what presets draw, at full size, against their files and sources"
+    )
+    check.add_argument("names", nargs="*", metavar="NAME", help="presets; none: all of them")
+    check.add_argument("--seed", type=int, default=0)
+    check.add_argument("--requests", type=int, default=20_000, help="of each preset (%(default)s)")
+    check.set_defaults(run=_check)
     fit = commands.add_parser("fit", help="a preset whose traffic is like a trace's")
     fit.add_argument("-o", "--out", metavar="FILE", help="write the preset to this new YAML file")
     fit.add_argument("--name", default="fitted", help="of the workload; part of the ids of its prompts")
@@ -80,6 +88,25 @@ def _show(args: argparse.Namespace) -> int:
     return show(args, load_workload, _console(Console))
 
 
+def _check(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from workloads.check import check
+    from workloads.report import print_checks
+
+    console = _console(Console)
+    failed = 0
+    for name in args.names or [n for n in names() if n != "trace"]:
+        workload = load_workload(name, [])
+        if workload["kind"] != "preset":
+            raise WorkloadError(f"{name}: is no preset, and has nothing to be checked against")
+        checks = check(workload, seed=args.seed, requests=args.requests)
+        print_checks(name, checks, console)
+        failed += sum(not one.ok for one in checks)
+    console.print(f"{failed} checks failed" if failed else "every check holds")
+    return 1 if failed else 0
+
+
 def _fit(args: argparse.Namespace) -> int:
     from rich.console import Console
 
@@ -104,17 +131,19 @@ def _convert(args: argparse.Namespace) -> int:
     return 0
 
 
+def names() -> list[str]:
+    """Of the workloads in harness/conf."""
+    folder = files("harness.conf") / "workload"
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
 def load_workload(name: str, settings: Sequence[str]) -> Any:
     """The node of `harness/conf/workload/<name>.yaml` with `key=value` settings on top. Raises
     WorkloadError."""
-    from importlib.resources import as_file, files
-
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
     from yaml import YAMLError
 
-    folder = files("harness.conf") / "workload"
-    names = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
     if name.endswith((".yaml", ".yml")):
         from harness.conf import UsageError, load_workload_file
 
@@ -122,12 +151,12 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
             node: Any = load_workload_file(name)
         except UsageError as exc:
             raise WorkloadError(str(exc)) from exc
-    elif name not in names:
+    elif name not in names():
         raise WorkloadError(
-            f"workload={name}: choose from {', '.join(names)}, or a file FILE.yaml; a setting is KEY=VALUE"
+            f"workload={name}: choose from {', '.join(names())}, or a file FILE.yaml; a setting is KEY=VALUE"
         )
     else:
-        with as_file(folder / f"{name}.yaml") as path:
+        with as_file(files("harness.conf") / "workload" / f"{name}.yaml") as path:
             node = OmegaConf.load(path)
     for setting in settings:
         if "=" not in setting:

@@ -175,6 +175,7 @@ RULES: dict[str, Rule] = {
     "load.trust_env": _flag,
     "slo.ttft_ms": _number(0, above=True),
     "slo.tpot_ms": _number(0, above=True),
+    "slo.by_class": _flag,
     "slo.enforce": _flag,
     "slo.attainment": _number(0, 1),
     "slo.percentile_floor": _one_of("interval", "mlperf"),
