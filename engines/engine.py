@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from engines import integrity
@@ -23,6 +23,7 @@ from engines.config import ConfigError, EngineConfig
 from engines.forced import ForcedPreemption
 from engines.gate import Change, Gate
 from engines.kv_pool import BlockPool, IntegrityError
+from engines.live import Live
 from engines.plan import Entry, Kind, Plan
 from engines.prepared import Prepared
 from engines.recorder import Recorder, new_record, to_ns
@@ -30,44 +31,13 @@ from engines.request import Output, Request, make_output
 from engines.schedulers import build as build_scheduler
 from engines.sequence import Sequence, Status
 from engines.stats import Occupancy, QueueState, Stats
-from engines.step_log import Ending, RequestRecord, StepLog
+from engines.step_log import Ending, StepLog
 
 
 class Runner(Protocol):
     def run(self, batch: RaggedBatch) -> StepResult: ...
 
     def copy(self, copies: Copies) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A request beside its sequence: all that the scheduler may not know."""
-
-    request: Request
-    seq: Sequence
-    tokens: array[int]  # prompt and answer so far
-    seed: int
-    record: RequestRecord
-    longest: int  # prompt and answer: with so many tokens it ends
-    ends: frozenset[int]  # tokens that end it
-    answered: bool = False  # its last Output is out
-    pending: int = 0  # of its tokens the last ones, which are being computed and not known yet (overlap)
-    found: int | None = None  # of its prompt, in the prefix cache
-
-    @property
-    def answer(self) -> tuple[int, ...]:
-        return tuple(self.tokens[self.seq.prompt_len :])
-
-    @property
-    def state(self) -> str:
-        """Where it is, in the words of abort_state."""
-        if self.seq.status is Status.WAITING:
-            return "queued"
-        if self.seq.status is Status.RUNNING:
-            return "decode" if self.seq.decoding else "prefill"
-        if self.pending and self.seq.status is Status.FINISHED:  # its last token is under way
-            return "decode"
-        return "preempted" if self.seq.status is Status.PREEMPTED else "held"
 
 
 class Engine:
@@ -107,8 +77,8 @@ class Engine:
         self.recorder = Recorder(step_log, config.prefix_cache)
         self.counters = self.recorder.counters
         self.gate = Gate(self.scheduler, self.counters)
-        self._live: dict[int, _Live] = {}
-        self._ended: list[_Live] = []  # the answer has ended, but it or its KV has not left yet
+        self._live: dict[int, Live] = {}
+        self._ended: list[Live] = []  # the answer has ended, but it or its KV has not left yet
         self._outbox: list[Output] = []
         self._ids = itertools.count() if ids is None else ids
         self._runs: deque[str] = deque(maxlen=16)  # that requests have named lately
@@ -147,7 +117,7 @@ class Engine:
         limit = max_tokens if request.stop_after is None else min(max_tokens, request.stop_after)
         ends_itself = request.ignore_eos or request.stop_after is not None
         ends = frozenset[int]() if ends_itself else self.eos_token_ids
-        live = _Live(request, seq, prompt, seed, record, len(prompt) + limit, ends)
+        live = Live(request, seq, prompt, seed, record, len(prompt) + limit, ends)
         self._live[seq_id] = live
         if request.sampling.temperature:
             self._drawn.add(seq_id)
@@ -222,7 +192,7 @@ class Engine:
         else:
             end = self.clock()
             pad_rows = result.backend_pad_rows
-            self._publish(plan, ready.sampled, result, end)
+            self._publish(plan, result, end)
         self._conclude(ready, start, end, pad_rows)
 
     def _prepare(self, plan: Plan, now: float) -> Prepared:
@@ -251,30 +221,31 @@ class Engine:
         self.gate.passed(ready.entered, why is not None, ready.planned_at, end)
         self.recorder.passed(plan, ready.tally, ready.occupancy, start, end, pad_rows, why)
 
-    def _publish(self, plan: Plan, sampled: list[Entry], result: StepResult, now: float) -> None:
+    def _publish(self, plan: Plan, result: StepResult, now: float) -> None:
         ended, cached, drain = Kind.ENDED, self.pool.prefix_cache, self.scheduler.drain
         lives, outbox, produced = self._live, self._outbox, 0
+        tokens = iter(result.token_ids.tolist())  # of the entries that were sampled (engines/assembly.py)
         for seq, num_tokens, kind, _ in plan.entries:
             if kind is ended:
                 seq.num_padded += 1
-            else:
-                seq.num_computed = computed = seq.num_computed + num_tokens
-                if computed > seq.max_computed:
-                    seq.max_computed = computed
-                if cached:
-                    self._share(seq, seq.block_table, computed)
-        for (seq, _, kind, _), token in zip(sampled, result.token_ids.tolist(), strict=True):
-            if kind is ended:
+                next(tokens)
+                continue
+            seq.num_computed = computed = seq.num_computed + num_tokens
+            if computed > seq.max_computed:
+                seq.max_computed = computed
+            if cached:
+                self._share(seq, seq.block_table, computed)
+            if computed < seq.num_tokens:  # a piece of its prompt
                 continue
             produced += 1
-            live = lives[seq.seq_id]
+            live, token = lives[seq.seq_id], next(tokens)
             live.tokens.append(token)
             reason = found = None
-            if seq.num_tokens == seq.prompt_len:
+            if computed == seq.prompt_len:
                 live.record.first_token_ns = to_ns(now)
                 if cached:
                     live.found = found = seq.num_cached
-            seq.num_tokens = length = seq.num_tokens + 1
+            seq.num_tokens = length = computed + 1
             if cached:
                 self._name_blocks(live)
             if length >= live.longest or token in live.ends:
@@ -292,7 +263,7 @@ class Engine:
             self.pool.publish(table, seq.block_keys, seq.num_published, full)
             seq.num_published = full
 
-    def _name_blocks(self, live: _Live) -> None:
+    def _name_blocks(self, live: Live) -> None:
         """Keys for the blocks that its tokens fill: the scheduler compares them and knows no tokens."""
         if not self.pool.prefix_cache:
             return
@@ -309,7 +280,7 @@ class Engine:
             self._runs.append(run)
             self.pool.forget()
 
-    def _end_reason(self, live: _Live, token: int) -> str:
+    def _end_reason(self, live: Live, token: int) -> str:
         length = live.seq.num_tokens - live.seq.prompt_len
         return "stop" if token in live.ends or length < live.seq.max_tokens else "length"
 
@@ -346,7 +317,7 @@ class Engine:
 
     # -- how a request leaves --------------------------------------------------------------------------------
 
-    def _end(self, live: _Live, reason: str) -> None:
+    def _end(self, live: Live, reason: str) -> None:
         """No more tokens for it. The scheduler takes seat and KV back, now or when the static batch ends."""
         if live not in self._ended:
             self._ended.append(live)
@@ -356,7 +327,7 @@ class Engine:
             self.gate.pace.ended(live.seq.num_tokens - live.seq.prompt_len)
         self.scheduler.finish(live.seq)
 
-    def _answer(self, live: _Live, output: Output) -> None:
+    def _answer(self, live: Live, output: Output) -> None:
         self._outbox.append(output)
         live.answered = output.finish_reason is not None
 

@@ -28,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.batch import StepResult
-from engines.engine import Engine, _Live
+from engines.engine import Engine
 from engines.launch import Handle, Launcher, LostKv, launcher_for
+from engines.live import Live
 from engines.plan import Kind
 from engines.prepared import Prepared
 from engines.recorder import to_ns
@@ -43,8 +44,8 @@ class _Flight:
 
     ready: Prepared
     handle: Handle
-    lives: list[_Live]  # of ready.sampled
-    filled: list[tuple[_Live, array[int], int, int]]  # table, computed after it, preemptions before it
+    lives: list[Live]  # of ready.sampled
+    filled: list[tuple[Live, array[int], int, int]]  # table, computed after it, preemptions before it
     leases: list[array[int]] = field(default_factory=list)  # tables of those whose last pass it is
 
     def index(self) -> dict[int, int]:
@@ -177,11 +178,11 @@ class OverlappedEngine(Engine):
             self._outbox.append(make_output((live.seq.seq_id, (token,), reason, None, found)))
             live.answered = reason is not None
 
-    def _end(self, live: _Live, reason: str) -> None:
+    def _end(self, live: Live, reason: str) -> None:
         self._forget_pending(live)
         super()._end(live, reason)
 
-    def _forget_pending(self, live: _Live) -> None:
+    def _forget_pending(self, live: Live) -> None:
         """What is being computed beyond the end of its answer does not count."""
         if live.pending:
             del live.tokens[-live.pending :]

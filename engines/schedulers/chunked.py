@@ -40,10 +40,11 @@ class ChunkedScheduler(Scheduler):
 
     def schedule(self, now: float) -> Plan:
         plan = Plan()
-        decoding = [seq for seq in self.running if seq.decoding]
+        decoding: list[Sequence] = []
         partial: list[Sequence] = []
-        if len(decoding) < len(self.running):
-            partial = [seq for seq in self.running if not seq.decoding]
+        for seq in self.running:  # Sequence.decoding, spelled out: the call is a tenth of the step
+            known = seq.num_tokens - 1
+            (decoding if seq.num_computed == known >= seq.prompt_len else partial).append(seq)
 
         # The budget is at least the number of seats (EngineConfig): there is a token for every decode, and
         # one for a partial prompt.

@@ -16,6 +16,7 @@ from harness.dashboard.figures import COLOURS, Series
 from harness.dashboard.table import figure_table
 from harness.metrics.latency import chunk_table, per_request
 from harness.metrics.run import Run, load_run
+from harness.slo import shown as shown_slo
 from harness.table import lookup
 
 PLOT_HEIGHT = 300
@@ -192,9 +193,8 @@ def _subtitle(shown: Sequence[Shown]) -> str:
     if planned.get("length_scale") is not None:
         parts.append(f"workload.length_scale {planned['length_scale']:g}")
     slo = first.run.meta.get("slo") or {}
-    limits = [f"{name.upper()[:-3]} {slo[name]:g} ms" for name in ("ttft_ms", "tpot_ms") if slo.get(name)]
-    if limits:
-        parts.append(f"SLO {', '.join(limits)}")
+    if limits := shown_slo(slo):
+        parts.append(f"SLO {limits}")
     started = str(first.run.meta.get("started_at") or "")
     parts += [
         f"seed {first.run.meta.get('seed')}",

@@ -49,7 +49,8 @@ def finished(
     """(exit code, output, errors, run, the server's log) of a run without torch and without a terminal."""
     folder = tmp_path_factory.mktemp("command")
     (folder / "sitecustomize.py").write_text(BLOCKER)
-    env = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    # A cache of its own: a calibration of this machine would be in the summary.
+    env = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "BATCHMARK_CACHE": str(folder / "cache")}
     refused = subprocess.run(
         [sys.executable, "-c", "import torch"], env={**os.environ, **env}, capture_output=True, text=True
     )

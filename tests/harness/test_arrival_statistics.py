@@ -31,8 +31,7 @@ from workloads.schedule import ScheduledRequest
 
 WORKERS = (1, 2, 4)
 LOW, HIGH = 0.8, 1.25
-SEED = 9
-"""Of a drawing whose 16 windows of 0.2 s have an index near 1 (that of few windows varies by a third)."""
+SEED = 7
 
 
 @cache
@@ -106,10 +105,12 @@ def server() -> Iterator[ScriptProcess]:
 def test_real_sends_keep_the_law_of_the_schedule(tmp_path: Path, server: ScriptProcess, workers: int) -> None:
     drawn = plan(1_000, 300.0)
     intended, sends = real_times(tmp_path, server, drawn, workers)
+    # That of 16 windows varies by a third from drawing to drawing, so it is held to the schedule's own.
+    index, own = index_of_dispersion(sends, 0.2), index_of_dispersion(arrivals(drawn), 0.2)
+    assert index is not None
+    assert own is not None
+    assert LOW <= index / own <= HIGH
     for times in (intended, sends):
-        index = index_of_dispersion(times, 0.2)
-        assert index is not None
-        assert LOW <= index <= HIGH
         gaps = np.diff(times)
         assert np.unique(gaps).size > 0.99 * gaps.size  # whole ns: two of a kind are chance
     # Of the times that the workers held: a machine that is busy with something else bunches the sends.

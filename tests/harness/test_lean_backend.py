@@ -1,8 +1,7 @@
-"""The lean backend over real sockets: servers that break every rule, connections, stops, descriptors."""
+"""The lean backend over real sockets: servers that break every rule, stamps, stops, descriptors."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import socket
@@ -15,53 +14,14 @@ from typing import Any
 import pytest
 
 from harness.loadgen import Stop, Target
-from harness.loadgen.lean import lean_unavailable, pool, sockets
-from harness.loadgen.lean.loop import SPARES
-from tests.support.load import Driven, backends, drive, every, request
+from harness.loadgen.lean import lean_unavailable
+from tests.support.load import backends, every, request
+from tests.support.raw_answers import CHUNKED, ENDING, FRAMINGS, HEAD, TOKEN, chunk, run_lean
 from tests.support.raw_server import Peer, RawServer
-from tests.support.script_server import DONE, completion, usage
 
 pytestmark = pytest.mark.skipif(
     "lean" not in backends(), reason="the lean backend needs Linux's epoll and stamps"
 )
-
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-TOKEN = completion("x", [1])
-ENDING = completion(finish="length") + usage(2) + DONE
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def run(server: RawServer | str, plan: list[Any], folder: Path, **settings: Any) -> Driven:
-    base_url = server if isinstance(server, str) else server.base_url
-    return asyncio.run(drive(base_url, plan, folder, backend="lean", **settings))
-
-
-def whole(peer: Peer, *, close: bool = False) -> None:
-    """Answers two tokens to every request."""
-    while True:
-        peer.request()
-        peer.send(CHUNKED + chunk(TOKEN))
-        peer.send(chunk(TOKEN) + chunk(ENDING) + b"0\r\n\r\n")
-
-
-FRAMINGS = {
-    "chunks": CHUNKED + chunk(TOKEN) + chunk(TOKEN) + chunk(ENDING) + b"0\r\n\r\n",
-    "extensions and trailers": CHUNKED
-    + b"%x;a=b\r\n%b\r\n" % (len(TOKEN + TOKEN), TOKEN + TOKEN)
-    + chunk(ENDING)
-    + b"0;last\r\nDigest: x\r\n\r\n",
-    "length": HEAD + b"Content-Length: %d\r\n\r\n" % len(TOKEN + TOKEN + ENDING) + TOKEN + TOKEN + ENDING,
-    "close": HEAD + b"\r\n" + TOKEN + TOKEN + ENDING,
-    "1.0": HEAD.replace(b"/1.1", b"/1.0") + b"\r\n" + TOKEN + TOKEN + ENDING,
-    "100 first": b"HTTP/1.1 100 Continue\r\n\r\n" + CHUNKED + chunk(TOKEN + TOKEN + ENDING) + b"0\r\n\r\n",
-    "events over chunks": CHUNKED
-    + b"".join(chunk(piece) for piece in (TOKEN[:9], TOKEN[9:] + TOKEN[:30], TOKEN[30:] + ENDING))
-    + b"0\r\n\r\n",
-}
 
 
 @pytest.mark.parametrize("name", FRAMINGS)
@@ -78,7 +38,7 @@ def test_every_framing_split_anywhere_is_the_same_answer(name: str, tmp_path: Pa
                 return
 
     with RawServer(talk) as server:
-        done = run(server, every(0.05, 6), tmp_path)
+        done = run_lean(server, every(0.05, 6), tmp_path)
     assert done.result.counts["completed"] == 6
     assert {(r.output_tokens, sum(r.chunk_tokens), r.status) for r in done.records.values()} == {(2, 2, 200)}
     assert done.result.stamps == "kernel"
@@ -115,7 +75,7 @@ def test_a_break_at_any_stage_is_that_requests_failure_and_no_others(
             peer.send(FRAMINGS["chunks"])
 
     with RawServer(talk) as server:
-        done = run(server, every(0.05, 3), tmp_path)
+        done = run_lean(server, every(0.05, 3), tmp_path)
     broken = done.records["r000001"]
     assert (broken.outcome, broken.reason) == ("failed", reason)
     assert broken.error
@@ -130,51 +90,9 @@ def test_bytes_after_the_body_end_the_connection_not_the_answer(tmp_path: Path) 
             peer.send(FRAMINGS["chunks"] + b"HTTP/1.1 200 OK\r\n\r\nmore")
 
     with RawServer(talk) as server:
-        done = run(server, every(0.05, 4), tmp_path)
+        done = run_lean(server, every(0.05, 4), tmp_path)
         assert done.result.counts["completed"] == 4
         assert server.accepted >= 4  # each on a connection of its own
-
-
-def test_connections_are_kept_and_those_that_the_server_closed_are_not_used(tmp_path: Path) -> None:
-    with RawServer(whole) as server:
-        kept = run(server, every(0.0, 40), tmp_path, kind="closed", concurrency=2)
-        assert kept.result.counts["completed"] == 40
-        assert kept.result.connections <= 2 + SPARES
-
-    def once(peer: Peer) -> None:
-        peer.request()
-        peer.send(FRAMINGS["chunks"])  # says nothing of a close, and closes
-
-    with RawServer(once) as server:
-        closed = run(server, every(0.02, 40), tmp_path)
-        assert closed.result.counts["completed"] == 40
-        assert closed.result.connections >= 40
-
-
-def test_a_burst_finds_connections_that_were_opened_ahead(tmp_path: Path) -> None:
-    accepted_before_first = []
-
-    def talk(peer: Peer) -> None:
-        peer.request()
-        accepted_before_first.append(server.accepted)
-        peer.send(FRAMINGS["close"])
-
-    with RawServer(talk) as server:
-        done = run(server, [request(i, 0.3) for i in range(8)], tmp_path)
-        assert done.result.counts["completed"] == 8
-        assert accepted_before_first[0] >= 8
-
-
-def test_idle_connections_are_closed_before_the_server_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "IDLE_NS", 100_000_000)
-    with RawServer(whole) as server:
-        plan = [request(0), request(1, 0.4, session="s", turn=1), request(2, 0.8)]
-        done = run(server, plan, tmp_path)
-        assert done.result.counts["completed"] == 3
-        closed_by_us = [end for end in server.ends if isinstance(end, EOFError)]
-        assert len(closed_by_us) >= 8  # the spares of the first 0.1 s
 
 
 def test_a_large_prompt_leaves_in_pieces_and_nobody_waits_for_it(tmp_path: Path) -> None:
@@ -204,7 +122,7 @@ def test_a_large_prompt_leaves_in_pieces_and_nobody_waits_for_it(tmp_path: Path)
         *(request(i, 0.05 + i * 0.002) for i in range(1, 11)),
     ]
     with RawServer(talk, receive_buffer=4096) as server:
-        done = run(server, plan, tmp_path)
+        done = run_lean(server, plan, tmp_path)
     assert done.result.counts["completed"] == 11
     first = done.records["r000000"]
     others = [r for r in done.records.values() if r.id != "r000000"]
@@ -226,7 +144,7 @@ def test_what_a_server_says_before_it_takes_the_whole_request_is_read(tmp_path: 
 
     plan = [request(0, segments=(Segment("big", 2_000_000),), prompt_tokens=2_000_000)]
     with RawServer(talk, receive_buffer=4096) as server:
-        done = run(server, plan, tmp_path)
+        done = run_lean(server, plan, tmp_path)
     assert (done.only.outcome, done.only.reason, done.only.status) == ("failed", "http_413", 413)
 
 
@@ -247,7 +165,7 @@ def test_a_server_that_only_writes_sees_the_hang_up(kind: str, tmp_path: Path) -
     if kind == "timeout":
         changes = {"timeout_s": 0.1}
     with RawServer(talk) as server:
-        done = run(server, [request(0, stop_after=2000, **changes)], tmp_path)
+        done = run_lean(server, [request(0, stop_after=2000, **changes)], tmp_path)
         until = time.monotonic() + 10
         while not seen_ns and time.monotonic() < until:
             time.sleep(0.01)
@@ -284,7 +202,7 @@ def test_stamps_are_the_kernels_even_when_the_reader_was_held_up(
 
     monkeypatch.setattr(Loop, "_event", late)
     with RawServer(talk) as server:
-        done = run(server, [request(0, stop_after=5)], tmp_path)
+        done = run_lean(server, [request(0, stop_after=5)], tmp_path)
     record = done.only
     assert record.outcome == "completed"
     stamps = [record.headers_ns, *record.chunk_ns]
@@ -292,98 +210,6 @@ def test_stamps_are_the_kernels_even_when_the_reader_was_held_up(
     assert all(ms >= 0 for ms in late_ms)
     assert sorted(late_ms)[2] < 15  # most of them; a reader's stamps would all be 30 ms late
     assert sorted(done.result.read_lag_ms)[3] > 25
-
-
-def test_a_name_with_a_dead_address_is_reached_by_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with RawServer(whole) as server:
-        dead = sockets.Address(socket.AF_INET, ("127.0.0.1", _closed_port()))
-        live = sockets.Address(socket.AF_INET, ("127.0.0.1", server.port))
-        monkeypatch.setattr(sockets, "resolve", lambda host, port: [dead, live])
-        done = run(server, every(0.01, 5), tmp_path)
-    assert done.result.counts["completed"] == 5
-
-
-def test_an_address_that_never_answers_is_left_after_its_share_of_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "CONNECT_NS", 400_000_000)
-    with RawServer(whole) as server, _full_backlog() as (mute, _):
-        live = sockets.Address(socket.AF_INET, ("127.0.0.1", server.port))
-        monkeypatch.setattr(sockets, "resolve", lambda host, port: [mute, live])
-        assert run(server, every(0.01, 3), tmp_path).result.counts["completed"] == 3
-        monkeypatch.setattr(sockets, "resolve", lambda host, port: [mute])
-        failed = run(server, [request()], tmp_path).only
-    assert (failed.outcome, failed.reason) == ("failed", "connect")
-    assert "no connection within 0.4 s" in (failed.error or "")
-    assert failed.send_ns is None
-
-
-class _full_backlog:
-    """A listener that accepts nobody and whose queue is full: connecting to it gets no answer."""
-
-    def __enter__(self) -> tuple[sockets.Address, list[socket.socket]]:
-        self.held = [socket.socket()]
-        self.held[0].bind(("127.0.0.1", 0))
-        self.held[0].listen(0)
-        name = self.held[0].getsockname()
-        for _ in range(4):
-            self.held.append(socket.socket())
-            self.held[-1].setblocking(False)
-            self.held[-1].connect_ex(name)
-        return sockets.Address(socket.AF_INET, name), self.held
-
-    def __exit__(self, *exc_info: object) -> None:
-        for sock in self.held:
-            sock.close()
-
-
-def _closed_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def test_ipv6(tmp_path: Path) -> None:
-    try:
-        server = RawServer(whole, host="::1")
-    except OSError as exc:
-        pytest.skip(f"no IPv6 here: {exc}")
-    with server:
-        assert run(server, every(0.01, 3), tmp_path).result.counts["completed"] == 3
-
-
-def test_no_descriptors_left_is_a_failure_of_those_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original, calls = sockets.start, [0]
-
-    def start(address: sockets.Address) -> socket.socket:
-        calls[0] += 1
-        if 9 <= calls[0] <= 14:
-            raise OSError(24, "Too many open files")
-        return original(address)
-
-    monkeypatch.setattr(sockets, "start", start)
-
-    def slow(peer: Peer) -> None:
-        while True:
-            peer.request()
-            peer.send(FRAMINGS["chunks"], 0.3)
-
-    with RawServer(slow) as server:
-        done = run(server, every(0.001, 20), tmp_path)
-    reasons = [r.reason for r in done.records.values() if r.outcome == "failed"]
-    assert reasons
-    assert set(reasons) == {"connect"}
-    assert done.result.counts["completed"] == 20 - len(reasons)
-
-
-def test_a_name_that_does_not_resolve_is_told_by_every_request(tmp_path: Path) -> None:
-    done = run("http://does-not-exist.invalid:9", every(0.01, 3), tmp_path)
-    assert {(r.outcome, r.reason) for r in done.records.values()} == {("failed", "connect")}
-    assert "address" in (done.records["r000000"].error or "")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -405,7 +231,7 @@ def test_a_stop_at_any_moment_ends_everything_and_leaves_no_descriptor(seed: int
         for i in range(100)
     ]
     with RawServer(talk) as server:
-        run(server, plan[:5], tmp_path)  # what is opened once
+        run_lean(server, plan[:5], tmp_path)  # what is opened once
         before = _descriptors()
         stop, told = Stop(), []
         moment = rng.random() * 0.6
@@ -418,7 +244,7 @@ def test_a_stop_at_any_moment_ends_everything_and_leaves_no_descriptor(seed: int
         thread = threading.Thread(target=later)
         thread.start()
         with stop:
-            done = run(server, plan, tmp_path, stop=stop)  # drive() checks that all are accounted for
+            done = run_lean(server, plan, tmp_path, stop=stop)  # drive() checks that all are accounted for
             ended = time.monotonic()
         thread.join()
         assert len(done.records) == 100
@@ -457,7 +283,7 @@ def test_a_base_path_and_the_key_are_on_the_wire_and_the_key_is_nowhere_else(tmp
 
     with RawServer(talk) as server:
         target = Target(f"{server.base_url}/api/v1", "m", api_key="sk-secret")
-        done = run(server, [request()], tmp_path, target=target)
+        done = run_lean(server, [request()], tmp_path, target=target)
     lines = heads[0].split(b"\r\n")
     assert done.only.outcome == "completed"
     assert lines[0] == b"POST /api/v1/completions HTTP/1.1"

@@ -12,7 +12,7 @@ from tests.support.run_factory import steady_requests, write_run
 
 CLEAN = {
     "at_ns": 5, "aborted": 2, "running": 0, "waiting": 0, "kv_live": 0, "kv_cached": 3, "kv_free": 7,
-    "integrity": "ok",
+    "integrity": "ok", "graphs": None,
 }  # fmt: skip
 
 
