@@ -137,7 +137,8 @@ def test_junit_fails_the_regression_and_skips_the_unknown(slower: Path) -> None:
     assert skipped is not None
     assert failure.attrib["type"] == "regression"
     assert failure.attrib["message"] == (
-        "regression: 26.0 ms, baseline 20.0 (+30.0 %), limit 23.0 (lower is better), 95 % interval 25.4 to 26.6"
+        "regression: 26.0 ms, baseline 20.0 (+30.0 %), limit 23.0 (lower is better), "
+        "95 % interval 25.4 to 26.6"
     )
     assert skipped.attrib["message"].startswith("inconclusive: no step records")
 
@@ -200,7 +201,7 @@ def test_markdown_is_appended_and_the_others_replaced(tmp_path: Path, steady: tu
 
 
 def test_another_machine_is_skipped_and_joins_no_history(slower: Path, tmp_path: Path) -> None:
-    run, baseline = slower.parents[1] / "run", shutil.copy(slower.parents[1] / "chat.json", tmp_path)
+    run, baseline = slower.parents[1] / "run", Path(shutil.copy(slower.parents[1] / "chat.json", tmp_path))
     assert write_all(run, of_another(baseline, "host"), tmp_path) == INCONCLUSIVE
     assert set(map(tuple, cases(tmp_path / "junit").values())) == {("skipped",)}
     found = numbers(tmp_path)
