@@ -27,17 +27,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m workloads", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    show = commands.add_parser("show", help="draw a workload and print its rate, lengths and cancellations")
+    show = commands.add_parser("show", help="lengths, arrivals, reuse, sessions and users of traffic")
     show.add_argument(
-        "name", metavar="NAME", help="a workload of harness/conf/workload: rag, chat, trace, ..."
+        "names",
+        nargs="+",
+        metavar="NAME|TRACE|KEY=VALUE",
+        help="workloads of harness/conf/workload (rag, chat, ...), their own YAML files, or traces, side by "
+        "side; settings to change in all of the workloads: rate=8 length_scale=1",
     )
     show.add_argument(
-        "settings", nargs="*", metavar="KEY=VALUE", help="settings to change: rate=8 length_scale=1"
+        "-o", "--page", metavar="FILE.html", help="write charts too, as one page that opens from disk"
     )
     show.add_argument("--seed", type=int, default=0)
-    show.add_argument("--requests", type=int, help="draw this many")
+    show.add_argument("--requests", type=int, help="draw this many; of a trace, read this many rows")
     show.add_argument("--duration", type=float, metavar="SECONDS", help="draw arrivals up to this time")
-    show.add_argument("--out", metavar="FILE", help="write the schedule as parquet too")
+    show.add_argument("--out", metavar="FILE", help="write the schedule of one workload as parquet too")
     show.set_defaults(run=_show)
     check = commands.add_parser(
         "check", help="hold what presets draw, at full size, against their files and sources"
@@ -79,18 +83,9 @@ def _parser() -> argparse.ArgumentParser:
 def _show(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from workloads.presets import draw
-    from workloads.report import print_schedule
+    from workloads.page.command import show
 
-    workload = load_workload(args.name, args.settings)
-    schedule = draw(workload, seed=args.seed, requests=args.requests, duration_s=args.duration)
-    if args.out:
-        try:
-            schedule.to_parquet(args.out)
-        except OSError as exc:
-            raise WorkloadError(f"--out={args.out}: cannot be written ({exc.strerror or exc})") from exc
-    print_schedule(schedule, _console(Console))
-    return 0
+    return show(args, load_workload, _console(Console))
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -157,7 +152,9 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
         except UsageError as exc:
             raise WorkloadError(str(exc)) from exc
     elif name not in names():
-        raise WorkloadError(f"workload={name}: choose from {', '.join(names())}, or a file FILE.yaml")
+        raise WorkloadError(
+            f"workload={name}: choose from {', '.join(names())}, or a file FILE.yaml; a setting is KEY=VALUE"
+        )
     else:
         with as_file(files("harness.conf") / "workload" / f"{name}.yaml") as path:
             node = OmegaConf.load(path)

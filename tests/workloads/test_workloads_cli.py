@@ -89,7 +89,7 @@ def test_convert_to_standard_output_and_to_a_file(capsys, azure, tmp_path):
     [
         (("show", "rog"), "workload=rog: choose from agent, batch, chat, code, mixed, rag, reasoning"),
         (("show", "rag", "rat=3"), "workload.rat is not a setting of rag"),
-        (("show", "rag", "rate"), "rate: needs the form KEY=VALUE"),
+        (("show", "rag", "rate"), "workload=rate: choose from"),
         (("show", "rag", "rate=-2"), "workload.rate=-2"),
         (("show", "rag", "rate={kind: ramp, from: 2, to: 0, over_s: 9}"), "workload.rate.to=0"),
         (("show", "trace"), "workload.path=null"),
