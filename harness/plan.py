@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.slo import limits_of, shown
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -109,7 +111,7 @@ def describe(cfg: DictConfig, schedule: Schedule) -> str:
         )
         warning = None
     lines.append(f"client     {clients(cfg, schedule)}")
-    lines.append(f"slo        TTFT {cfg.slo.ttft_ms:g} ms, TPOT {cfg.slo.tpot_ms:g} ms")
+    lines.append(f"slo        {shown(limits_of(cfg))}")
     lines.append(f"output     {cfg.output.dir}/<run id>")
     lines.append(f"time       {expected}")
     lines += describe_needs(schedule, expected.load_s, expected.total_s - expected.load_s)

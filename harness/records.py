@@ -117,6 +117,7 @@ REQUEST_COLUMNS = {
     "error": TEXT,
     "final": BOOL,
     **dict.fromkeys(("first_output_ns", "reasoning_tokens", "reads", "coalesced", "cached_tokens"), INT64),
+    "transport": TEXT,
     "text": TEXT,
 }
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from harness.cli import put
 from harness.metrics import build_summary, save_summary
 from harness.request_log import RecordsWriteError
+from harness.slo import shown
 from harness.table import LEGEND, console_for, figure, grid, lookup, number, percent, why_null
 
 LATENCY_ROWS = (
@@ -138,11 +139,7 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Throughput, SLO, stalls, engine, machine and client, a line each."""
     rate, stalls, steps = summary["throughput"], summary["stalls"], summary["steps"]
     slo = (summary.get("setup") or {}).get("slo") or {}
-    limits = ", ".join(
-        f"{name} {number(slo[key])} ms"
-        for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"))
-        if slo.get(key) is not None
-    )
+    limits = shown(slo)
     rows = [
         (
             "throughput",

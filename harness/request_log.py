@@ -86,6 +86,7 @@ class RequestRecord:
     reads: int = 0  # reads of the socket that brought body bytes; 0 where they were not counted
     coalesced: int = 0  # token-bearing chunks that came in one read with an earlier one
     cached_tokens: int | None = None  # of prompt_tokens, found in the server's prefix cache, as it says
+    transport: str = "http"  # or websocket
     text: str | None = None
 
     def to_json(self) -> bytes:

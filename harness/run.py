@@ -27,6 +27,7 @@ from harness.loadgen.stop import Stop
 from harness.plan import check_engine, check_lengths, describe, draw_schedule, pool_tokens
 from harness.scrape import Scraper, metrics_endpoint
 from harness.server_process import ServerError, ServerProcess
+from harness.slo import limits_of
 from harness.target import (
     RunTarget,
     foreign_target,
@@ -256,7 +257,7 @@ class Measurement:
             "host": host,
             "engine_cpu_cores": server.get("threads") if device == "cpu" else None,
             "clock_pairs": [],
-            "slo": {"ttft_ms": cfg.slo.ttft_ms, "tpot_ms": cfg.slo.tpot_ms},
+            "slo": limits_of(cfg),
             "planned": {
                 "requests": len(schedule),
                 "rate": schedule.planned_rate if cfg.load.kind == "open" else None,

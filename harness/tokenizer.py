@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 BYTE_IDS = 256
 CHARS_PER_TOKEN = 4
+MENDING_ATTEMPTS = 24
 
 
 class TokenizerError(ValueError):
@@ -104,6 +105,30 @@ class ApproximateTokenizer:
             known = self._ids[piece] = len(self._pieces)
             self._pieces.append(piece)
         return known
+
+
+def exact_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Text that the tokenizer reads as exactly len(ids) tokens, nearly always that of `ids` but for its end.
+
+    The text of ids need not be read as those ids: where two slices of a corpus meet, letters form other
+    tokens. What is missing is added at the end, what is too much is cut there, so that prompts that begin
+    alike still do. Some counts may not exist (a vocabulary without short pieces): then the nearest that was
+    met, and the server's count tells (prompt_tokens.off)."""
+    text = tokenizer.decode(ids)
+    nearest, distance = text, len(ids) + 1
+    for attempt in range(MENDING_ATTEMPTS):
+        read = tokenizer.encode(text)
+        missing = len(ids) - len(read)
+        if abs(missing) < distance:
+            nearest, distance = text, abs(missing)
+        if not missing:
+            break
+        if missing > 0:
+            # Other words each time: the last ones may have run together with the end.
+            text += tokenizer.decode([ids[(attempt + k) % len(ids)] for k in range(missing)])
+        else:
+            text = tokenizer.decode(read[: len(ids) - attempt // 4])
+    return nearest
 
 
 def load_tokenizer(ref: str | None) -> Tokenizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.resources import as_file, files
 from typing import Any
 
 from workloads.errors import WorkloadError
@@ -26,18 +27,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m workloads", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    show = commands.add_parser("show", help="draw a workload and print its rate, lengths and cancellations")
+    show = commands.add_parser("show", help="lengths, arrivals, reuse, sessions and users of traffic")
     show.add_argument(
-        "name", metavar="NAME", help="a workload of harness/conf/workload: rag, chat, trace, ..."
+        "names",
+        nargs="+",
+        metavar="NAME|TRACE|KEY=VALUE",
+        help="workloads of harness/conf/workload (rag, chat, ...), their own YAML files, or traces, side by "
+        "side; settings to change in all of the workloads: rate=8 length_scale=1",
     )
     show.add_argument(
-        "settings", nargs="*", metavar="KEY=VALUE", help="settings to change: rate=8 length_scale=1"
+        "-o", "--page", metavar="FILE.html", help="write charts too, as one page that opens from disk"
     )
     show.add_argument("--seed", type=int, default=0)
-    show.add_argument("--requests", type=int, help="draw this many")
+    show.add_argument("--requests", type=int, help="draw this many; of a trace, read this many rows")
     show.add_argument("--duration", type=float, metavar="SECONDS", help="draw arrivals up to this time")
-    show.add_argument("--out", metavar="FILE", help="write the schedule as parquet too")
+    show.add_argument("--out", metavar="FILE", help="write the schedule of one workload as parquet too")
     show.set_defaults(run=_show)
+    check = commands.add_parser(
+        "check", help="hold what presets draw, at full size, against their files and sources"
+    )
+    check.add_argument("names", nargs="*", metavar="NAME", help="presets; none: all of them")
+    check.add_argument("--seed", type=int, default=0)
+    check.add_argument("--requests", type=int, default=20_000, help="of each preset (%(default)s)")
+    check.set_defaults(run=_check)
     fit = commands.add_parser("fit", help="a preset whose traffic is like a trace's")
     fit.add_argument("-o", "--out", metavar="FILE", help="write the preset to this new YAML file")
     fit.add_argument("--name", default="fitted", help="of the workload; part of the ids of its prompts")
@@ -54,15 +66,15 @@ def _parser() -> argparse.ArgumentParser:
         "--kv-bytes-per-token", type=int, default=131_072, help="of the model; default: Llama 3 8B in bf16"
     )
     fit.set_defaults(run=_fit)
-    convert = commands.add_parser("convert", help="write a trace in the other format")
+    convert = commands.add_parser("convert", help="write a trace in a format that other tools replay")
     convert.add_argument("--to", choices=("azure", "mooncake"), required=True)
     convert.add_argument(
         "--out", metavar="FILE", help="a new file, gzipped if it ends in .gz; default: standard output"
     )
     convert.set_defaults(run=_convert)
     for command in (fit, convert):
-        command.add_argument("trace", metavar="TRACE", help="Azure CSV or Mooncake JSONL, plain or gzip")
-        command.add_argument("--format", choices=("auto", "azure", "mooncake"), default="auto")
+        command.add_argument("trace", metavar="TRACE", help="a file or folder, as in docs/workloads.md")
+        command.add_argument("--format", default="auto", help="of the trace; default: told by its content")
         command.add_argument("--limit", type=int, help="read this many rows")
         command.add_argument("--on-bad-row", choices=("error", "skip"), default="error")
     return parser
@@ -71,18 +83,28 @@ def _parser() -> argparse.ArgumentParser:
 def _show(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from workloads.presets import draw
-    from workloads.report import print_schedule
+    from workloads.page.command import show
 
-    workload = load_workload(args.name, args.settings)
-    schedule = draw(workload, seed=args.seed, requests=args.requests, duration_s=args.duration)
-    if args.out:
-        try:
-            schedule.to_parquet(args.out)
-        except OSError as exc:
-            raise WorkloadError(f"--out={args.out}: cannot be written ({exc.strerror or exc})") from exc
-    print_schedule(schedule, _console(Console))
-    return 0
+    return show(args, load_workload, _console(Console))
+
+
+def _check(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from workloads.check import check
+    from workloads.report import print_checks
+
+    console = _console(Console)
+    failed = 0
+    for name in args.names or [n for n in names() if n != "trace"]:
+        workload = load_workload(name, [])
+        if workload["kind"] != "preset":
+            raise WorkloadError(f"{name}: is no preset, and has nothing to be checked against")
+        checks = check(workload, seed=args.seed, requests=args.requests)
+        print_checks(name, checks, console)
+        failed += sum(not one.ok for one in checks)
+    console.print(f"{failed} checks failed" if failed else "every check holds")
+    return 1 if failed else 0
 
 
 def _fit(args: argparse.Namespace) -> int:
@@ -94,14 +116,14 @@ def _fit(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from workloads.convert import convert, write
+    from workloads.convert import convert, lost, options, write
 
     trace = _read(args)
-    if args.to == "azure" and trace.blocks is not None:
-        print("note: the azure format has no block ids; what prompts shared is lost", file=sys.stderr)
-    for note in trace.notes:
-        print(f"note: {note}", file=sys.stderr)
     lines = convert(trace, args.to)
+    for note in (*lost(trace, args.to), *trace.notes):
+        print(f"note: {note}", file=sys.stderr)
+    for line in options(args.out or "FILE", args.to):
+        print(line, file=sys.stderr)
     if args.out:
         write(lines, args.out)
     else:
@@ -109,17 +131,19 @@ def _convert(args: argparse.Namespace) -> int:
     return 0
 
 
+def names() -> list[str]:
+    """Of the workloads in harness/conf."""
+    folder = files("harness.conf") / "workload"
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
 def load_workload(name: str, settings: Sequence[str]) -> Any:
     """The node of `harness/conf/workload/<name>.yaml` with `key=value` settings on top. Raises
     WorkloadError."""
-    from importlib.resources import as_file, files
-
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
     from yaml import YAMLError
 
-    folder = files("harness.conf") / "workload"
-    names = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
     if name.endswith((".yaml", ".yml")):
         from harness.conf import UsageError, load_workload_file
 
@@ -127,10 +151,12 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
             node: Any = load_workload_file(name)
         except UsageError as exc:
             raise WorkloadError(str(exc)) from exc
-    elif name not in names:
-        raise WorkloadError(f"workload={name}: choose from {', '.join(names)}, or a file FILE.yaml")
+    elif name not in names():
+        raise WorkloadError(
+            f"workload={name}: choose from {', '.join(names())}, or a file FILE.yaml; a setting is KEY=VALUE"
+        )
     else:
-        with as_file(folder / f"{name}.yaml") as path:
+        with as_file(files("harness.conf") / "workload" / f"{name}.yaml") as path:
             node = OmegaConf.load(path)
     for setting in settings:
         if "=" not in setting:
@@ -151,7 +177,7 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
 
 
 def _read(args: argparse.Namespace) -> Any:
-    from workloads.tracefile import read_trace
+    from workloads.readers import read_trace
 
     if args.limit is not None and args.limit < 1:
         raise WorkloadError(f"--limit={args.limit}: needs a whole number of 1 or more")

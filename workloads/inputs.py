@@ -7,7 +7,8 @@
   again.
 - `history`: the earlier turns of a conversation, as one piece of this request.
 - `passages`: what a retriever found: distinct documents of a pool, popular ones more often
-  (Zipf-Mandelbrot: weight (rank + shift)^-zipf). A document has one length and one text in all requests.
+  (Zipf-Mandelbrot: weight (rank + shift)^-zipf). A document has one length and one text in all requests,
+  also of other classes whose part has the same name.
 - `editing`: a file that one of `users` is writing: the share `keep` of it is as in that user's request
   before, the rest is new; after `edits` requests the user opens another file.
 - `continued`: a prompt that goes on from, or begins like, an earlier one (`workloads.continued`).
@@ -157,7 +158,7 @@ def _passages(context: PartContext, node: Settings) -> Pieces:
     shift = node.number("zipf_shift", least=0)
     # Ranks are scaled to 1 at the first, so that no weight over- or underflows.
     weights = exact.power((1.0 + shift) / (np.arange(1, pool + 1) + shift), zipf) if zipf else np.ones(pool)
-    lengths = distribution_at(node, "length")(context.rng("pool").random(pool))
+    lengths = distribution_at(node, "length")(stream(context.seed, "documents", context.part).random(pool))
     wanted = distribution_at(node, "count")(context.uniform("count"))
     if wanted.size and wanted.max() > pool:
         raise node.error("pool", f"needs at least as many documents as a request takes ({wanted.max():g})")

@@ -105,6 +105,17 @@ class Clipped:
 
 
 @dataclass(frozen=True, slots=True)
+class Citations:
+    """Markers of `tokens` in an answer, one for each `per` tokens of its text, to the nearest whole."""
+
+    tokens: float = 0.0
+    per: float = 1.0
+
+    def cited(self, text_tokens: np.ndarray) -> np.ndarray:
+        return text_tokens + self.tokens * np.rint(text_tokens / self.per) if self.tokens else text_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The tokens of answers, given their prompts': independent of them, rank-correlated, or by a table of
     their own for each range of prompts (`joint`; edges: the prompts, before length_scale, at which the next
@@ -113,9 +124,13 @@ class Answer:
     tables: tuple[Quantile, ...]
     edges: tuple[float, ...] = ()
     spearman: float = 0.0
+    citations: Citations = Citations()
 
     def draw(self, u: np.ndarray, prompt_tokens: np.ndarray) -> np.ndarray:
         """u: shares in (0, 1); prompt_tokens before length_scale; both of shape (n,)."""
+        return self.citations.cited(self._text(u, prompt_tokens))
+
+    def _text(self, u: np.ndarray, prompt_tokens: np.ndarray) -> np.ndarray:
         if not self.edges:
             return self.tables[0](correlate(u, prompt_tokens, self.spearman))
         which = np.searchsorted(np.asarray(self.edges), prompt_tokens, side="right")
@@ -128,17 +143,20 @@ class Answer:
     def p99(self) -> float:
         """Of all answers, where every range of prompts is as frequent as the others."""
         u = np.array([0.99]) if not self.edges else (np.arange(2000) + 0.5) / 2000
-        return float(
-            np.sort(np.concatenate([table(u) for table in self.tables]))[
-                0 if not self.edges else int(0.99 * len(u) * len(self.tables))
-            ]
-        )
+        text = np.sort(np.concatenate([table(u) for table in self.tables]))
+        at = 0 if not self.edges else int(0.99 * len(text))
+        return float(self.citations.cited(text[at : at + 1])[0])
 
 
 def read_answer(node: Settings) -> Answer:
     """The `output` node of a class."""
+    citations = Citations()
+    if "citations" in node and node.get("citations") is not None:
+        marker = node.node("citations", "{tokens: 8, per: 70}")
+        marker.only("tokens", "per")
+        citations = Citations(marker.number("tokens", least=0), marker.number("per", least=1))
     if node.choice("dist", (*DISTRIBUTIONS, "joint")) == "joint":
-        node.only("dist", "table", "edges", "points", "min", "max")
+        node.only("dist", "table", "edges", "points", "min", "max", "citations")
         source = node if "table" not in node else load_table(node, "joint")
         edges = source.numbers("edges")
         if any(a >= b for a, b in pairwise(edges)):
@@ -151,11 +169,12 @@ def read_answer(node: Settings) -> Answer:
         for number, points in enumerate(rows):
             one = Settings({"points": points}, f"{source.name}.points[{number}]")
             tables.append(_clipped(node, _quantile_table(one)))
-        return Answer(tuple(tables), tuple(edges))
+        return Answer(tuple(tables), tuple(edges), citations=citations)
     spearman = node.number("correlation") if "correlation" in node else 0.0
     if not -1 <= spearman <= 1:
         raise node.error("correlation", "needs a rank correlation, -1 to 1")
-    return Answer((read_distribution(node, "correlation"),), spearman=spearman)
+    alone = read_distribution(node, "correlation", "citations")
+    return Answer((alone,), spearman=spearman, citations=citations)
 
 
 def distribution_at(node: Settings, key: str) -> Quantile:

@@ -365,6 +365,17 @@ def _profile_notes(profile: RateProfile, times: np.ndarray) -> list[str]:
     return []
 
 
+def _check_slo(of_class: Settings) -> None:
+    """The limits of a class are the harness's to read; what it could not read is refused here."""
+    if "slo" not in of_class or of_class.get("slo") is None:
+        return
+    slo = of_class.node("slo", "{ttft_ms: 500, tpot_ms: 50}")
+    slo.only("ttft_ms", "tpot_ms")
+    for key in slo:
+        if slo.get(key) is not None:
+            slo.number(key, above=0)
+
+
 def _choose_classes(seed: int, classes: Classes, n: int) -> np.ndarray:
     chosen = np.searchsorted(np.cumsum(classes.weights), stream(seed, "classes").random(n), side="right")
     return np.minimum(chosen, len(classes.names) - 1)
@@ -377,6 +388,7 @@ def _read_classes(workload: Settings, common: Common) -> Classes:
         raise workload.error("classes", "needs at least one class")
     for name in names:
         node.node(name).only("weight", "input", "output", "slo", *TERM_KEYS, *CLASS_KEYS)
+        _check_slo(node.node(name))
     weights = np.array([node.node(name).number("weight", least=0) for name in names])
     if not weights.sum() > 0:
         raise WorkloadError(f"{node.name}: needs a class with a weight above 0")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -14,6 +16,9 @@ from workloads.fitting.preset import TraceFit
 from workloads.reuse import reusable_share
 from workloads.schedule import Schedule
 from workloads.trace import Trace
+
+if TYPE_CHECKING:
+    from workloads.check import Check
 
 QUANTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 
@@ -105,6 +110,17 @@ def print_fit(trace: Trace, fit: TraceFit, console: Console) -> None:
     console.print(found)
     for note in (*fit.notes, *arrivals.notes):
         console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
+
+
+def print_checks(name: str, checks: Sequence[Check], console: Console) -> None:
+    """A row for each check, the failed ones marked."""
+    table = Table(title=name)
+    for column in ("", "found", "wanted", "limit", "ok"):
+        table.add_column(column, justify="right" if column in ("found", "wanted") else "left")
+    for one in checks:
+        verdict = "yes" if one.ok else "[bold red]NO[/]"
+        table.add_row(one.figure, f"{one.found:.3f}", f"{one.wanted:.3f}", one.limit, verdict)
+    console.print(table)
 
 
 def print_figures(figures: list[Figure], console: Console) -> None:

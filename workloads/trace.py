@@ -47,6 +47,7 @@ class Trace:
     request_class: Texts | None = None  # what kind of request the trace says it is
     think_s: np.ndarray | None = None  # float64, NaN in a session's first: from the end of the request before
     parts: Segments | None = None  # the prompts as pieces: those of one name and number are equal (RAGPulse)
+    closed: bool = False  # in a session only think_s was recorded: times of later rows are the earliest ones
     skipped: int = 0  # bad rows
     failed: int = 0  # requests that got no answer, which are left out
     notes: tuple[str, ...] = ()
@@ -70,7 +71,7 @@ class Trace:
         if len(some) in (0, len(gaps)) or some.min() < _SHORTEST_TICK_NS:
             return None
         near = some[some < 10 * some.min()]
-        tick = np.median(near / np.rint(near / near.min()))
+        tick = near.sum() / np.rint(near / near.min()).sum()
         off = np.abs(some - np.rint(some / tick) * tick)
         return float(np.rint(tick / 1e6) / 1e3) if off.max() <= 0.005 * tick else None
 

@@ -50,7 +50,8 @@ def draw_trace(
         seed=seed,
     )
     if replay == "auto":
-        replay = "sessions" if trace.time_ns is None and trace.session is not None else "times"
+        only_sessions = trace.closed or (trace.time_ns is None and trace.session is not None)
+        replay = "sessions" if only_sessions else "times"
     if replay == "sessions" and trace.session is None:
         raise node.error("replay", f"the {trace.format} trace has no sessions; needs times")
     if replay == "times" and trace.time_ns is None and trace.session is not None:

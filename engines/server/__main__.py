@@ -49,6 +49,7 @@ Settings: server.host (127.0.0.1)  server.port (0: a free one)  model  model.id 
   server.log_format (text, json)  server.routes (a scheduler and limits of their own for some requests)
 
 Routes: POST /v1/completions  POST /v1/chat/completions  GET /v1/models  GET /health  GET /metrics
+WebSocket: GET /v1/completions/ws  GET /v1/chat/completions/ws
   GET and PATCH /admin/limits  GET /debug/steps?last=N
 Exit codes: 0 asked to end, 1 the engine has died or could not write its records, 2 a bad setting"""
 

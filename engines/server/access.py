@@ -41,6 +41,15 @@ def check_host(request: web.Request, names: frozenset[str] | None) -> None:
             )
 
 
+def check_same_origin(request: web.Request) -> None:
+    """Browsers let any page open a WebSocket to any server and read what it says, so a page may do it here
+    only from the name that it was itself loaded from, wherever this server listens. Raises ApiError(403)."""
+    origin = request.headers.get("Origin")
+    host = request.headers.get("Host", "")
+    if origin is not None and _host_name(origin, "Origin") != _host_name(host, "Host"):
+        raise ApiError(f"Origin: {shown(origin)} is not the Host {shown(host)}: no page of another site", 403)
+
+
 def check_key(request: web.Request, key: str | None) -> None:
     """Raises ApiError(401). Probes of /health need no key."""
     if key is None or request.path == "/health":

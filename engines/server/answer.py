@@ -19,7 +19,7 @@ GIVEN_UP = {
     "deadline": "can no longer end before its deadline",
 }
 """Ends of requests that never had a seat, which makes them refusals."""
-DONE = b"data: [DONE]\n\n"
+DONE = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,15 @@ class Answer:
         return Visible(text, delta.token_ids[: piece.used])
 
     def events(self, visible: Visible) -> bytes:
-        """The server-sent events for what became visible, all in one write: the role of a chat answer before
-        its first token, the usage and [DONE] after its last. b"" when there is nothing to show yet."""
+        """The server-sent events for what became visible, all in one write. b"" when there is nothing to show
+        yet."""
+        return b"".join([b"data: %b\n\n" % chunk for chunk in self.chunks(visible)])
+
+    def chunks(self, visible: Visible) -> list[bytes]:
+        """The messages for what became visible, whatever carries them: the role of a chat answer before its
+        first token, the usage and [DONE] after its last."""
         if not (visible.text or self._asked.return_token_ids or self.finish_reason):
-            return b""
+            return []
         if self._chat:
             choice: dict[str, Any] = {"index": 0, "delta": {"content": visible.text} if visible.text else {}}
         else:
@@ -91,13 +96,13 @@ class Answer:
         if self._chat and not self._role_sent:
             self._role_sent = True
             role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-            parts.append(self._event([role]))
-        parts.append(self._event([choice]))
+            parts.append(self._chunk([role]))
+        parts.append(self._chunk([choice]))
         if self.finish_reason is not None:
             if self._asked.include_usage:
-                parts.append(self._event([], usage=self._usage()))
+                parts.append(self._chunk([], usage=self._usage()))
             parts.append(DONE)
-        return b"".join(parts)
+        return parts
 
     def body(self, text: str, token_ids: list[int]) -> bytes:
         """The whole answer to a request without `stream`."""
@@ -110,8 +115,8 @@ class Answer:
             choice["token_ids"] = token_ids
         return orjson.dumps({**self._head, "choices": [choice], "usage": self._usage()})
 
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        return b"data: " + orjson.dumps({**self._head, "choices": choices, **more}) + b"\n\n"
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return orjson.dumps({**self._head, "choices": choices, **more})
 
     def _usage(self) -> dict[str, Any]:
         usage: dict[str, Any] = {

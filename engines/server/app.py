@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -23,7 +24,7 @@ from engines.pace import retry_after
 from engines.request import Refused
 from engines.routes import CHAT, COMPLETIONS, Route
 from engines.server import protocol
-from engines.server.access import check_host, check_key, local_names
+from engines.server.access import check_host, check_key, check_same_origin, local_names
 from engines.server.admin import Admin, check_token, is_admin
 from engines.server.answer import Answer
 from engines.server.detokenizer import Detokenizer
@@ -33,6 +34,7 @@ from engines.server.log import event, request_event
 from engines.server.metrics import Metrics
 from engines.server.sending import StreamIdle, Writer, send_stream, send_whole
 from engines.server.timeouts import WARNING, declared_timeout_s, warning
+from engines.server.websocket import SUFFIX, Talk
 
 LOG = logging.getLogger("batchmark.server")
 LONG_TEXT_CHARS = 4096
@@ -84,6 +86,8 @@ class Server:
             [
                 web.post(COMPLETIONS, self._completions),
                 web.post(CHAT, self._chat),
+                web.get(COMPLETIONS + SUFFIX, self._socket),
+                web.get(CHAT + SUFFIX, self._socket),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{name:.+}", self._model),
                 web.get("/health", self._health),
@@ -105,28 +109,30 @@ class Server:
             else:
                 check_key(request, self.config.api_key)
             return await handler(request)
-        except Refused as refused:
-            wait_s = refused.retry_after_s or (1 if refused.status in (429, 503) else None)
-            return _error(
-                ApiError(refused.message, refused.status, code=refused.reason, retry_after_s=wait_s)
-            )
-        except ApiError as error:
-            self.metrics.invalid[error.status] += error.status < 500
-            event("invalid", path=request.path, status=error.status, code=error.code, param=error.param)
-            return _error(error)
-        except web.HTTPException as error:
-            self.metrics.invalid[error.status] += 1
-            return _error(self._http_error(request, error), error.headers.get("Allow"))
-        except web.RequestPayloadError as error:
-            self.metrics.invalid[400] += 1
-            reason = getattr(error.__cause__, "message", "") or "it is not what its headers say"
-            return _error(ApiError(f"the body cannot be read: {reason}", 400))
         except ConnectionError:  # the client left while its body was being read, or its answer written
             LOG.debug("client left: %s", request.path)
             return web.Response(status=499)
-        except Exception:
-            LOG.exception("%s %s failed", request.method, request.path)
-            return _error(ApiError("internal error: see the server's log", 500))
+        except Exception as error:
+            return _error(self._problem(request, error), getattr(error, "headers", {}).get("Allow"))
+
+    def _problem(self, request: web.Request, error: Exception) -> ApiError:
+        """What a client is told of an error, which is counted here."""
+        if isinstance(error, Refused):
+            wait_s = error.retry_after_s or (1 if error.status in (429, 503) else None)
+            return ApiError(error.message, error.status, code=error.reason, retry_after_s=wait_s)
+        if isinstance(error, ApiError):
+            self.metrics.invalid[error.status] += error.status < 500
+            event("invalid", path=request.path, status=error.status, code=error.code, param=error.param)
+            return error
+        if isinstance(error, web.HTTPException):
+            self.metrics.invalid[error.status] += 1
+            return self._http_error(request, error)
+        if isinstance(error, web.RequestPayloadError):
+            self.metrics.invalid[400] += 1
+            reason = getattr(error.__cause__, "message", "") or "it is not what its headers say"
+            return ApiError(f"the body cannot be read: {reason}", 400)
+        LOG.error("%s %s failed", request.method, request.path, exc_info=error)
+        return ApiError("internal error: see the server's log", 500)
 
     def _http_error(self, request: web.Request, error: web.HTTPException) -> ApiError:
         if error.status == 404:
@@ -173,17 +179,47 @@ class Server:
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         arrival_ns = time.monotonic_ns()
-        body = protocol.parse_json(await request.read())
+        return await self._complete(request, protocol.parse_json(await request.read()), arrival_ns)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        arrival_ns = time.monotonic_ns()
+        return await self._converse(request, protocol.parse_json(await request.read()), arrival_ns)
+
+    async def _socket(self, request: web.Request) -> web.StreamResponse:
+        """The same over a WebSocket, which always streams."""
+        check_same_origin(request)
+        idle_ms = self.admin.stream_idle_timeout_ms[-1]
+        talk = Talk(request, self._body_limit, None if idle_ms is None else idle_ms / 1e3)
+        await talk.open()
+        try:
+            message = await talk.receive()
+            arrival_ns = time.monotonic_ns()
+            body = protocol.parse_json(message)
+            if body.setdefault("stream", True) is False:
+                raise ApiError(
+                    "stream=false: a WebSocket always streams; POST for a whole answer", 400, "stream"
+                )
+            generate = self._converse if request.path == CHAT + SUFFIX else self._complete
+            await generate(request, body, arrival_ns, talk)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            await talk.refuse(self._problem(request, error))
+        return await talk.close()
+
+    async def _complete(
+        self, request: web.Request, body: dict[str, Any], arrival_ns: int, talk: Talk | None = None
+    ) -> web.StreamResponse:
         asked = protocol.parse_completion(body, self._served, self.config.vocab_size)
         if isinstance(asked.prompt, str):
             ids = await self._in_thread(self.tokenizer.encode, asked.prompt, len(asked.prompt))
         else:
             ids = asked.prompt or []
-        return await self._generate(request, asked, ids, arrival_ns)
+        return await self._generate(request, asked, ids, arrival_ns, talk)
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        arrival_ns = time.monotonic_ns()
-        body = protocol.parse_json(await request.read())
+    async def _converse(
+        self, request: web.Request, body: dict[str, Any], arrival_ns: int, talk: Talk | None = None
+    ) -> web.StreamResponse:
         asked = protocol.parse_chat(body, self._served)
         messages = asked.messages or []
         size = sum(len(message["content"]) for message in messages)
@@ -191,13 +227,18 @@ class Server:
             ids = await self._in_thread(self.tokenizer.apply_chat_template, messages, size)
         except ValueError as error:
             raise ApiError(f"messages: {error}", param="messages") from None
-        return await self._generate(request, asked, ids, arrival_ns)
+        return await self._generate(request, asked, ids, arrival_ns, talk)
 
     async def _in_thread(self, encode: Callable[..., list[int]], what: object, size: int) -> list[int]:
         return await asyncio.to_thread(encode, what) if size > LONG_TEXT_CHARS else encode(what)
 
     async def _generate(
-        self, request: web.Request, asked: protocol.Generation, ids: list[int], arrival_ns: int
+        self,
+        request: web.Request,
+        asked: protocol.Generation,
+        ids: list[int],
+        arrival_ns: int,
+        talk: Talk | None,
     ) -> web.StreamResponse:
         if not ids:
             raise ApiError("prompt: holds no token; needs at least one", param="prompt")
@@ -206,7 +247,7 @@ class Server:
             raise ConnectionResetError("the client left")
         model = asked.model or self.config.model
         wanted = asked.to_request(ids, self.config.max_model_len)
-        route = self.admin.route_of(wanted.tenant, model, request.path)
+        route = self.admin.route_of(wanted.tenant, model, request.path.removesuffix(SUFFIX))
         headers = self._warn_of_timeouts(request, route)
         stream = self.engine.submit(wanted, arrival_ns, transport, Tags(route, request.path, model))
         self.metrics.on_received(stream)
@@ -214,10 +255,14 @@ class Server:
         answer = Answer(asked, model, f"{next(self._numbers):08d}", len(ids), detokenizer)
         outcome = "abort"  # unless the handler gets to its end: it is cancelled when the client leaves
         idle_ms = self.admin.stream_idle_timeout_ms[route]
-        writer = Writer(request, headers, None if idle_ms is None else idle_ms / 1e3)
+        idle_s = None if idle_ms is None else idle_ms / 1e3
         try:
-            send = send_stream if asked.stream else send_whole
-            response = await send(writer, stream, answer)
+            if talk is not None:
+                talk.idle_s = idle_s
+                response = await talk.send(stream, answer)
+            else:
+                send = send_stream if asked.stream else send_whole
+                response = await send(Writer(request, headers, idle_s), stream, answer)
             outcome = answer.finish_reason or "error"
             return response
         except StreamIdle:

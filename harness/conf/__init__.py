@@ -66,6 +66,9 @@ def compose(args: list[str]) -> DictConfig:
         cfg.workload = load_workload_file(file)
     for override, text in values:
         _set(cfg, override, text)
+    given = {override.key_or_group for override, _ in values}
+    if given & {"slo.ttft_ms", "slo.tpot_ms"} and "slo.by_class" not in given:
+        cfg.slo.by_class = False  # who sets a limit by hand means all
     _resolve(cfg)
     check(cfg)
     return cfg

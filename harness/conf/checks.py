@@ -51,6 +51,20 @@ def check(cfg: DictConfig) -> None:
         raise UsageError("load.trust_env=true: proxies take load.backend=aiohttp or auto")
     if cfg.engine.kind == "openai":
         _check_foreign(cfg)
+        _check_transports(cfg)
+
+
+def _check_transports(cfg: DictConfig) -> None:
+    """Only our server has a route for WebSockets."""
+    from harness.conf import UsageError
+
+    workload = cfg.workload
+    shares = {"workload.websocket_fraction": workload.get("websocket_fraction")}
+    for name, terms in (workload.get("classes") or {}).items():
+        shares[f"workload.classes.{name}.websocket_fraction"] = (terms or {}).get("websocket_fraction")
+    for key, share in shares.items():
+        if share:
+            raise UsageError(f"{key}={share}: +engine=openai is asked over HTTP alone; needs {key}=0")
 
 
 def _check_foreign(cfg: DictConfig) -> None:
@@ -161,6 +175,7 @@ RULES: dict[str, Rule] = {
     "load.trust_env": _flag,
     "slo.ttft_ms": _number(0, above=True),
     "slo.tpot_ms": _number(0, above=True),
+    "slo.by_class": _flag,
     "slo.enforce": _flag,
     "slo.attainment": _number(0, 1),
     "slo.percentile_floor": _one_of("interval", "mlperf"),

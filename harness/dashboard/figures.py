@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 
 from harness.metrics.throughput import output_series
 from harness.metrics.windows import in_flight
+from workloads.page.frame import COLOURS
 
-# Okabe and Ito's palette: told apart by colour-blind readers, and on light and dark ground. The last four
-# are for many runs on one page, where no palette keeps all apart.
-COLOURS = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A6FDF", "#999999"),
-    *("#A6611A", "#E7298A", "#8DB600", "#4D4DFF"),
-)
 OUTCOME_COLOURS = {
     "completed": "#009E73",
     "cancelled": "#56B4E9",

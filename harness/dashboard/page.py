@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,9 @@ from harness.dashboard.figures import COLOURS, Series
 from harness.dashboard.table import figure_table
 from harness.metrics.latency import chunk_table, per_request
 from harness.metrics.run import Run, load_run
+from harness.slo import shown as shown_slo
 from harness.table import lookup
+from workloads.page import frame
 
 PLOT_HEIGHT = 300
 
@@ -41,13 +40,9 @@ def write_dashboard(run_dirs: Sequence[Path], out: Path) -> Path:
     if not run_dirs:
         raise DashboardError("no run directory given")
     html = render([Path(path) for path in run_dirs])
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(html, encoding="utf-8")
-        os.replace(partial, out)
+        frame.write_page(html, out)
     except OSError as exc:
-        partial.unlink(missing_ok=True)
         raise DashboardError(f"cannot write {out}: {exc.strerror or exc}") from exc
     return out
 
@@ -67,7 +62,6 @@ def render(run_dirs: Sequence[Path]) -> str:
     ]
     sections, drawn = _sections([s.series for s in shown])
     shared, differing = _settings(shown)
-    folder = resources.files("harness.dashboard")
     page = Environment(loader=PackageLoader("harness.dashboard", "."), autoescape=True).get_template(
         "page.html.j2"
     )
@@ -85,10 +79,10 @@ def render(run_dirs: Sequence[Path]) -> str:
         shared=shared,
         differing=differing,
         host=_host(shown[0]),
-        css=Markup((folder / "page.css").read_text(encoding="utf-8")),
-        js=Markup((folder / "page.js").read_text(encoding="utf-8")),
-        plotly=Markup(_plotly()),
-        figures_json=Markup(_script_json(drawn)),
+        css=Markup(frame.style()),
+        js=Markup(frame.script()),
+        plotly=Markup(frame.plotly()),
+        figures_json=Markup(frame.script_json(drawn)),
     )
 
 
@@ -192,9 +186,8 @@ def _subtitle(shown: Sequence[Shown]) -> str:
     if planned.get("length_scale") is not None:
         parts.append(f"workload.length_scale {planned['length_scale']:g}")
     slo = first.run.meta.get("slo") or {}
-    limits = [f"{name.upper()[:-3]} {slo[name]:g} ms" for name in ("ttft_ms", "tpot_ms") if slo.get(name)]
-    if limits:
-        parts.append(f"SLO {', '.join(limits)}")
+    if limits := shown_slo(slo):
+        parts.append(f"SLO {limits}")
     started = str(first.run.meta.get("started_at") or "")
     parts += [
         f"seed {first.run.meta.get('seed')}",
@@ -234,15 +227,3 @@ def _settings(shown: Sequence[Shown]) -> tuple[list[dict[str, str]], list[dict[s
 def _host(shown: Shown) -> list[dict[str, str]]:
     flat = flatten({"host": shown.run.meta.get("host") or {}, "server": shown.run.meta.get("server") or {}})
     return [{"key": key, "value": value} for key, value in flat.items()]
-
-
-def _plotly() -> str:
-    """plotly.js as the plotly package ships it; a closing tag inside it would end our script element."""
-    text = (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-    return text.replace("</script", "<\\/script")
-
-
-def _script_json(value: Any) -> str:
-    """JSON that is safe inside a script element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -85,7 +85,9 @@ class _Driver:
         try:
             call.dispatched(time.monotonic_ns())
             self._watch(call)
-            await self._transport.post(self._load.path, body, call)
+            socket = call.request.transport == "websocket"
+            send = self._transport.converse if socket else self._transport.post
+            await send(self._load.path, body, call)
             call.finish(time.monotonic_ns())
         except asyncio.CancelledError:
             call.cut_off(time.monotonic_ns())

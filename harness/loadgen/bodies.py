@@ -11,6 +11,7 @@ import orjson
 
 from harness.loadgen.dispatch import Due
 from harness.loadgen.settings import Target
+from harness.tokenizer import exact_text
 from workloads.schedule import ScheduledRequest
 
 AHEAD = 64
@@ -33,7 +34,7 @@ def build_body(request: ScheduledRequest, prompts: Prompts, target: Target, run:
     body: dict[str, Any] = {"model": target.model, "temperature": 0, "stream": request.stream}
     if target.sends_text:
         assert target.tokenizer is not None
-        text = target.tokenizer.decode(ids)
+        text = exact_text(target.tokenizer, ids)
         if target.api == "chat":
             body["messages"] = [{"role": "user", "content": text}]
         else:

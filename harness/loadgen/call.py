@@ -150,6 +150,7 @@ class Call:
             reads=answer.reads,
             coalesced=answer.coalesced,
             cached_tokens=answer.usage_cached,
+            transport=request.transport,
         )
 
     def _set_deadline(self) -> None:
@@ -201,6 +202,7 @@ def never_sent(
         status=None,
         finish_reason=None,
         error=None,
+        transport=request.transport,
         text=text,
     )
 

@@ -7,14 +7,19 @@ parsed."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterator
 from itertools import count
+from types import SimpleNamespace
 from typing import Protocol
 
 import aiohttp
 from aiohttp import payload
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
+
+from harness.loadgen import websocket
 
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 4.0
@@ -48,6 +53,10 @@ class Transport(Protocol):
     async def post(self, path: str, body: bytes, sink: Sink) -> None:
         """One exchange, until the body has ended or the sink hangs up. Raises TransportError."""
 
+    async def converse(self, path: str, body: bytes, sink: Sink) -> None:
+        """The same over a WebSocket of its own: the body goes as one message, and what the server says is
+        told as a stream of events would be (harness.loadgen.websocket)."""
+
     async def close(self) -> None: ...
 
     @property
@@ -66,6 +75,7 @@ class AiohttpTransport:
         self._authorization = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_create_end.append(self._connected)
+        tracing.on_request_headers_sent.append(_head_sent)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_TIMEOUT_S),
@@ -79,26 +89,40 @@ class AiohttpTransport:
 
     async def post(self, path: str, body: bytes, sink: Sink) -> None:
         url = self._base.join(URL(path.lstrip("/")))
-        try:
+        with _named_errors():
             response = await self._post(url, body, sink)
             try:
-                sink.on_headers(
-                    time.monotonic_ns(), response.status, response.headers.get("Content-Type", "")
-                )
-                await _read(response, sink)
+                await _respond(response, sink)
             finally:
                 if not response.closed:
                     _abort(response)
-        except aiohttp.ClientConnectorError as exc:
-            raise TransportError("connect", _line(exc)) from exc
-        except aiohttp.ConnectionTimeoutError as exc:
-            raise TransportError("connect", f"no connection within {CONNECT_TIMEOUT_S:g} s") from exc
-        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as exc:
-            raise TransportError("reset", _line(exc)) from exc
-        except (ConnectionError, OSError) as exc:
-            raise TransportError("reset", _line(exc)) from exc
-        except aiohttp.ClientError as exc:
-            raise TransportError("protocol", _line(exc)) from exc
+
+    async def converse(self, path: str, body: bytes, sink: Sink) -> None:
+        key = websocket.new_key()
+        with _named_errors():
+            response = await self._session.get(
+                self._base.join(URL(path.lstrip("/") + websocket.SUFFIX)),
+                headers={**self._authorization, **websocket.HEADERS, websocket.KEY: key},
+                allow_redirects=False,
+                trace_request_ctx=sink,
+            )
+            try:
+                if response.status != 101:
+                    await _respond(response, sink)
+                    return
+                fault = websocket.refused(key, {k.lower(): v for k, v in response.headers.items()})
+                connection = response.connection
+                if fault is not None:
+                    raise TransportError("protocol", fault)
+                if connection is None or connection.protocol is None or connection.transport is None:
+                    raise ConnectionResetError("the server closed the connection after its handshake")
+                messages = _Messages(sink, connection.transport)
+                connection.transport.write(websocket.frame(body))
+                # What aiohttp's own WebSocket client does: from here on bytes come to feed_data as they are.
+                connection.protocol.set_parser(messages, None)
+                await messages.end
+            finally:
+                _abort(response)
 
     async def _post(self, url: URL, body: bytes, sink: Sink) -> aiohttp.ClientResponse:
         """The first response that is no redirect to somewhere else."""
@@ -121,6 +145,73 @@ class AiohttpTransport:
 
     async def _connected(self, session: object, context: object, params: object) -> None:
         self.connections += 1
+
+
+async def _head_sent(session: object, context: SimpleNamespace, params: object) -> None:
+    """A handshake is handed to the socket."""
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.on_send(time.monotonic_ns())
+
+
+@contextlib.contextmanager
+def _named_errors() -> Iterator[None]:
+    """TransportError for whatever aiohttp raises."""
+    try:
+        yield
+    except aiohttp.ClientConnectorError as exc:
+        raise TransportError("connect", _line(exc)) from exc
+    except aiohttp.ConnectionTimeoutError as exc:
+        raise TransportError("connect", f"no connection within {CONNECT_TIMEOUT_S:g} s") from exc
+    except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as exc:
+        raise TransportError("reset", _line(exc)) from exc
+    except (ConnectionError, OSError) as exc:
+        raise TransportError("reset", _line(exc)) from exc
+    except aiohttp.ClientError as exc:
+        raise TransportError("protocol", _line(exc)) from exc
+
+
+class _Messages:
+    """The reader of a WebSocket, in the place of aiohttp's: it stamps bytes as the event loop brings them.
+    `end` is done when nothing more will come, or the sink hangs up."""
+
+    def __init__(self, sink: Sink, transport: asyncio.Transport) -> None:
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sink = sink
+        self._transport = transport
+        self._frames = websocket.Frames()
+        self._begun = False
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        """As aiohttp's protocol wants it: (stop reading, what is left)."""
+        now_ns = time.monotonic_ns()
+        frames = self._frames
+        piece = frames.feed(data) if data else b""
+        if not self._begun and frames.status is not None:
+            self._begun = True
+            self._sink.on_headers(now_ns, frames.status, frames.content_type)
+        more = self._sink.on_data(now_ns, piece) if piece else True
+        if frames.replies:
+            self._transport.write(frames.replies)
+            frames.replies = b""
+        if not more or frames.ended:
+            self._finish(TransportError(*frames.broken) if more and frames.broken else None)
+        return self.end.done(), b""
+
+    def feed_eof(self) -> None:
+        self._finish(ConnectionResetError("the server closed the connection without a close frame"))
+
+    def _finish(self, exc: BaseException | None) -> None:
+        if self.end.done():
+            return
+        if exc is None:
+            self.end.set_result(None)
+        else:
+            self.end.set_exception(exc)
+
+
+async def _respond(response: aiohttp.ClientResponse, sink: Sink) -> None:
+    sink.on_headers(time.monotonic_ns(), response.status, response.headers.get("Content-Type", ""))
+    await _read(response, sink)
 
 
 async def _read(response: aiohttp.ClientResponse, sink: Sink) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from harness.metrics.percentiles import Floats, describe, describe_censored, describe_pooled, empty_block
+from harness.slo import limit
 
 MS = 1e-6  # nanoseconds to milliseconds
 
@@ -113,24 +114,20 @@ def per_request(requests: pd.DataFrame, slo: dict[str, Any] | None = None) -> pd
 def gave_up_late(frame: pd.DataFrame, slo: dict[str, Any]) -> np.ndarray:
     """Hang-ups that had missed TTFT's limit by then: their first token came after it, or none had come when
     it passed. Whatever they waited for, the SLO was lost."""
-    limit = slo.get("ttft_ms")
-    if limit is None:
-        return np.zeros(len(frame), dtype=bool)
     waited = frame["ttft_ms"].fillna((frame["end_s"] - frame["intended_s"]) * 1e3).to_numpy()
-    return (frame["outcome"] == "cancelled").to_numpy() & (waited > float(limit))
+    late = waited > limit(slo, frame["request_class"], "ttft_ms")
+    return (frame["outcome"] == "cancelled").to_numpy() & late
 
 
 def meets_slo(frame: pd.DataFrame, slo: dict[str, Any]) -> np.ndarray:
-    """Whether each completed request kept every limit of the SLO that is set.
+    """Whether each completed request kept every limit of the SLO that is set, its class's own first.
 
     Where all tokens reach the user at once (drained, or not streamed) there is no pace to judge, and the
     first token was there no sooner than the last: TTFT's limit is held against that time."""
     met = (frame["outcome"] == "completed").to_numpy() & np.isfinite(frame["e2e_ms"].to_numpy())
-    ttft, tpot = slo.get("ttft_ms"), slo.get("tpot_ms")
-    if ttft is not None:
-        met &= frame["ttft_ms"].fillna(frame["e2e_ms"]).to_numpy() <= float(ttft)
-    if tpot is not None:
-        met &= frame["tpot_ms"].fillna(0.0).to_numpy() <= float(tpot)
+    ttft, tpot = (limit(slo, frame["request_class"], name) for name in ("ttft_ms", "tpot_ms"))
+    met &= frame["ttft_ms"].fillna(frame["e2e_ms"]).to_numpy() <= ttft
+    met &= frame["tpot_ms"].fillna(0.0).to_numpy() <= tpot
     return met
 
 

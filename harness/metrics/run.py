@@ -19,6 +19,7 @@ from harness import records
 from harness.metrics.ending import read_ending
 from harness.metrics.server_metrics import read_server_metrics
 from harness.records import OUTCOMES
+from harness.slo import problem as slo_problem
 
 __all__ = ["OUTCOMES", "Run", "load_run", "request_frame"]
 
@@ -121,8 +122,8 @@ def load_run(run_dir: str | Path) -> Run:
         if not isinstance(part.get(name) or [], list):
             problems.append(f"meta.json: {name} is no list")
             part[name] = []
-    if any(not _is_limit(limit) for limit in meta.get("slo", {}).values()):
-        problems.append("meta.json: slo holds something else than numbers above 0")
+    if wrong := slo_problem(meta.get("slo", {})):
+        problems.append(f"meta.json: {wrong}")
         meta = {**meta, "slo": {}}
     t0, run_id = meta["t0_ns"], meta.get("run")
     engine = engine_frame(
@@ -222,10 +223,6 @@ def _floats(frame: pd.DataFrame, columns: Mapping[str, str], t0: int = 0) -> pd.
 def _fields(record: records.RequestRecord) -> dict[str, Any]:
     names = (*REQUEST_TEXT, *REQUEST_NUMBERS, "stream", "token_mismatch", "chunk_ns", "chunk_tokens")
     return {name: getattr(record, name) for name in names}
-
-
-def _is_limit(value: Any) -> bool:
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0)
 
 
 def _number(value: Any) -> float:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from harness.metrics.latency import gap_table
 from harness.metrics.run import Run
+from harness.slo import limit
 
 STALL_FACTOR = 5.0
 """A stall is a gap of more than this many of the run's median gaps; slo.stall_factor overrides it."""
@@ -88,15 +89,16 @@ def deadlines(
 def deadline_table(requests: pd.DataFrame, frame: pd.DataFrame, slo: dict[str, Any]) -> np.ndarray | None:
     """(missed, all) token deadlines of every request with a pace, zeros for the others. [requests, 2]
     frame: per_request(requests). None without limits for TTFT and TPOT."""
-    ttft, tbt = slo.get("ttft_ms"), slo.get("tpot_ms")
-    if ttft is None or not tbt:
+    ttft, tbt = (limit(slo, frame["request_class"], name) for name in ("ttft_ms", "tpot_ms"))
+    limited = np.isfinite(ttft) & np.isfinite(tbt)
+    if len(frame) and not limited.any():
         return None
     found = np.zeros((len(requests), 2), dtype=np.int64)
-    paced = frame["stream"].to_numpy(bool) & (frame["chunks"].to_numpy() > 1)
+    paced = limited & frame["stream"].to_numpy(bool) & (frame["chunks"].to_numpy() > 1)
     rows = zip(paced, frame["ttft_ms"], requests["chunk_ns"], requests["chunk_tokens"], strict=True)
     for row, (use, first_ms, stamps, tokens) in enumerate(rows):
         if use and math.isfinite(first_ms):
-            found[row] = deadlines(first_ms, np.diff(stamps) * 1e-6, tokens, float(ttft), float(tbt))
+            found[row] = deadlines(first_ms, np.diff(stamps) * 1e-6, tokens, ttft[row], tbt[row])
     return found
 
 

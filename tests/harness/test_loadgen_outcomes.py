@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,22 @@ LONG_S = 30.0
 Run = Callable[..., tuple[Driven, list[Seen]]]
 
 
+TRANSPORTS = pytest.mark.parametrize("transport", ["http", "websocket"])
+
+
 @pytest.fixture
-def run(backend: str) -> Run:
+def transport() -> str:
+    return "http"
+
+
+@pytest.fixture
+def run(backend: str, transport: str) -> Run:
     """A load against a script, by each backend."""
 
     def run(script: Any, folder: Path, requests: Any = None, **kwargs: Any) -> tuple[Driven, list[Seen]]:
         async def go() -> tuple[Driven, list[Seen]]:
             async with ScriptServer(script) as server:
-                plan = requests or [request()]
+                plan = [replace(r, transport=transport) for r in requests or [request()]]
                 driven = await drive(server.base_url, plan, folder, backend=backend, **kwargs)
                 await settled(server)
                 return driven, server.seen
@@ -84,6 +93,7 @@ ENDS = [
 ]
 
 
+@TRANSPORTS
 @pytest.mark.parametrize(("script", "wanted"), ENDS)
 def test_outcome(
     run: Run, tmp_path: Path, script: Script, wanted: tuple[str, str | None, int | None]
@@ -124,7 +134,10 @@ HANG_UPS = [
 ]
 
 
-@pytest.mark.parametrize(("script", "kind", "value", "chunks"), HANG_UPS)
+@pytest.mark.parametrize(
+    ("script", "kind", "value", "chunks", "transport"),
+    [(*case, "http") for case in HANG_UPS] + [(*HANG_UPS[i], "websocket") for i in (0, 4)],
+)
 def test_a_user_hangs_up(
     run: Run, tmp_path: Path, script: Script, kind: str, value: float, chunks: int
 ) -> None:
@@ -156,6 +169,7 @@ def test_a_token_in_time_keeps_the_user(run: Run, tmp_path: Path) -> None:
     assert driven.only.outcome == "completed"
 
 
+@TRANSPORTS
 @pytest.mark.parametrize("last", [plain(completion(finish="length")), plain(DONE)])
 def test_a_whole_answer_is_completed_though_its_formalities_never_come(
     run: Run, tmp_path: Path, last: Step
@@ -176,6 +190,7 @@ def test_an_answer_that_ends_first_is_completed(run: Run, tmp_path: Path) -> Non
     assert {r.outcome for r in driven.records.values()} == {"completed"}
 
 
+@TRANSPORTS
 @pytest.mark.parametrize("script", [SLOW, STALLS, Script([], head_after_s=LONG_S)])
 def test_patience_ends(run: Run, tmp_path: Path, script: Script) -> None:
     """The request's own patience stands before load.timeout_s."""
@@ -344,6 +359,8 @@ patience = st.sampled_from(
         {"cancel_kind": "after_s", "cancel_value": 0.015},
         {"timeout_s": 0.02},
         {"stream": False},
+        {"transport": "websocket"},
+        {"transport": "websocket", "cancel_kind": "after_tokens", "cancel_value": 2},
     ]
 )
 

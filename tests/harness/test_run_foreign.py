@@ -151,3 +151,13 @@ def test_what_a_foreign_server_is_sent(server):
     assert not ids.load.sends_text
     chat = foreign_target(compose(["engine=openai", f"engine.base_url={url}", "engine.api=chat"]))
     assert chat.load.api == "chat"
+
+
+@pytest.mark.parametrize("key", ["workload.websocket_fraction", "workload.classes.short.websocket_fraction"])
+def test_it_is_asked_over_http_alone(key):
+    foreign = ["engine=openai", "engine.base_url=http://127.0.0.1:1", "workload=short"]
+    with pytest.raises(
+        UsageError, match=rf"{key}=0.2: \+engine=openai is asked over HTTP alone; needs {key}=0"
+    ):
+        compose([*foreign, f"+{key}=0.2" if "classes" in key else f"{key}=0.2"])
+    compose([*foreign, "workload.websocket_fraction=0"])

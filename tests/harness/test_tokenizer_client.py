@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +15,10 @@ from harness.tokenizer import (
     ByteTokenizer,
     FileTokenizer,
     TokenizerError,
+    exact_text,
     load_tokenizer,
 )
+from workloads.prompts import PromptBook, load_text
 
 plain_text = st.text(max_size=40).map(lambda s: s.encode("utf-8", "replace").decode())
 
@@ -80,3 +84,34 @@ def test_what_is_no_tokenizer(tmp_path: Path, content: str | None) -> None:
         load_tokenizer(str(tmp_path))
     assert str(error.value).startswith("engine.tokenizer=")
     assert "\n" not in str(error.value)
+
+
+SMOLLM2 = Path(os.environ.get("BATCHMARK_CACHE", "~/.cache/batchmark")).expanduser()
+SMOLLM2 = SMOLLM2 / "models" / "smollm2-135m-instruct"
+
+
+def counts_of_prompts(tokenizer) -> tuple[int, int]:
+    """(prompts whose plain text has another count, those that still have after the mending), of 240."""
+    book = PromptBook(np.array(tokenizer.encode(load_text())), seed=3)
+    plain = mended = 0
+    for size in range(1, 61):
+        for pieces in (1, 3, 8, size):
+            segments = [(f"{size}/{k}", max(1, size // pieces)) for k in range(pieces)]
+            ids = book.tokens(segments)
+            text = exact_text(tokenizer, ids)
+            plain += tokenizer.count(tokenizer.decode(ids)) != len(ids)
+            mended += tokenizer.count(text) != len(ids)
+            head = tokenizer.decode(ids[: len(ids) // 2])
+            assert text.startswith(head[: len(head) // 2]), "prompts that begin alike still do"
+    return plain, mended
+
+
+def test_text_of_a_prompt_is_read_as_so_many_tokens(folder):
+    assert counts_of_prompts(ByteTokenizer()) == (0, 0)
+    plain, mended = counts_of_prompts(FileTokenizer(folder / "tokenizer.json"))
+    assert mended == 0
+    if not SMOLLM2.is_dir():
+        pytest.skip("SmolLM2 is not installed (make model): its tokenizer was not tried")
+    plain, mended = counts_of_prompts(load_tokenizer(str(SMOLLM2)))
+    assert plain > 5, "the text of ids is often read as other ids"
+    assert mended == 0

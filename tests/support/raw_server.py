@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from tests.support.script_socket import unmasked
+
 Talk = Callable[["Peer"], None]
 
 
@@ -30,6 +32,33 @@ class Peer:
         while len(body) < size:
             body += self._some()
         return body
+
+    def read_to(self, mark: bytes) -> bytes:
+        """Up to and with the mark, which nothing may follow yet."""
+        data = b""
+        while not data.endswith(mark):
+            data += self._some()
+        return data
+
+    def frame(self, opcode: int = 1) -> bytes:
+        """The payload of one masked frame of a WebSocket, of this kind."""
+        data = b""
+
+        def upto(size: int) -> bytes:
+            nonlocal data
+            while len(data) < size:
+                data += self._some()
+            return data
+
+        first, second = upto(2)[:2]
+        assert first == 0x80 | opcode
+        at, size = 2, second & 0x7F
+        if size > 125:
+            at = 4 if size == 126 else 10
+            size = int.from_bytes(upto(at)[2:at], "big")
+        wire = upto(at + 4 + size)
+        assert len(wire) == at + 4 + size
+        return unmasked(wire[at : at + 4], wire[at + 4 :])
 
     def send(self, data: bytes, pause_s: float = 0.0) -> int:
         """Returns the CLOCK_MONOTONIC ns right before the write."""

@@ -13,8 +13,10 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from tests.support import script_socket
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class Step:
 class Script:
     """One response. split: bytes per chunk of the body, None: a chunk per step. cut: each step leaves in two
     writes, the second cut_s after the first `cut` bytes of what is on the wire (the chunk's size line
-    included). framing: chunked | length (Content-Length) | close (the end of the connection ends the body).
-    head: bytes that are sent instead of status line and headers, whatever they are."""
+    included). framing: chunked | length (Content-Length) | close (the end of the connection ends the body);
+    a client that asks for a WebSocket gets each event as a message. head: bytes that are sent instead of
+    status line and headers, whatever they are."""
 
     steps: Sequence[Step]
     status: int = 200
@@ -272,9 +275,13 @@ class ScriptServer:
                 k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines if line)
             }
             raw = await reader.readexactly(int(headers.get("content-length", 0)))
-            received_ns = time.monotonic_ns()
             method, path, _ = request_line.split(" ", 2)
-            if method == "GET":
+            socket_key = headers.get("sec-websocket-key")
+            if socket_key is not None:
+                writer.write(script_socket.accept(socket_key))
+                _, raw = await script_socket.read_frame(reader)
+            received_ns = time.monotonic_ns()
+            if method == "GET" and socket_key is None:
                 self.gets.append(path)
                 writer.write(_MODELS if path.endswith("/v1/models") else _NOT_FOUND)
                 first = await reader.read(1)
@@ -286,7 +293,10 @@ class ScriptServer:
             self._under_way.add(id(seen))
             self.peak = max(self.peak, len(self._under_way))
             gone = asyncio.create_task(_next_byte(reader))
-            play = asyncio.create_task(self._play(self._script(seen.body, len(self.seen) - 1), seen, writer))
+            script = self._script(seen.body, len(self.seen) - 1)
+            if socket_key is not None:
+                script = replace(script, framing="websocket")
+            play = asyncio.create_task(self._play(script, seen, writer))
             try:
                 await asyncio.wait({gone, play}, return_when=asyncio.FIRST_COMPLETED)
                 if not play.done():
@@ -326,6 +336,8 @@ class ScriptServer:
             await self._write(script, step, seen, writer)
         if script.framing == "chunked":
             writer.write(b"0\r\n\r\n")
+        if script.framing == "websocket":
+            writer.write(script_socket.close(1000 if script.status == 200 else 4000 + script.status))
         await writer.drain()
         if script.framing == "close":
             writer.close()
@@ -336,6 +348,10 @@ class ScriptServer:
         pieces = [step.data[i : i + size] for i in range(0, len(step.data), size or 1)]
         if script.framing == "chunked":
             pieces = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
+        elif script.framing == "websocket":
+            wire = b"".join(script_socket.messages(step.data, script.status))
+            size = script.split or len(wire) or 1
+            pieces = [wire[i : i + size] for i in range(0, len(wire), size)]
         if script.cut is not None:
             wire = b"".join(pieces)
             pieces = [piece for piece in (wire[: script.cut], wire[script.cut :]) if piece]
@@ -368,6 +384,8 @@ async def _next_byte(reader: asyncio.StreamReader) -> bytes:
 def _head(script: Script) -> bytes:
     if script.head is not None:
         return script.head
+    if script.framing == "websocket":  # it has left with the handshake
+        return b""
     framing = {
         "chunked": "Transfer-Encoding: chunked\r\n",
         "length": f"Content-Length: {sum(len(step.data) for step in script.steps)}\r\n",

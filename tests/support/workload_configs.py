@@ -10,7 +10,10 @@ from typing import Any
 
 import yaml
 
-PRESETS = ("chat", "rag", "summarize", "batch", "mixed")
+PRESETS = (
+    *("chat", "rag", "summarize", "code", "agent", "toolcall", "batch", "reasoning"),
+    *("mixed", "tiers"),
+)
 
 
 def workload_file(name: str) -> str:
@@ -37,4 +40,4 @@ def workload(name: str, **changes: Any) -> dict[str, Any]:
 
 def full_size(name: str, **changes: Any) -> dict[str, Any]:
     """The preset as its sources measured it: no scaling, no caps."""
-    return workload(name, length_scale=1, input__cap=None, output__cap=None, **changes)
+    return workload(name, **{"length_scale": 1, "input__cap": None, "output__cap": None, **changes})

@@ -59,11 +59,16 @@ def test_a_processor_without_wide_vectors_draws_the_same():
 
 ROOT = Path(__file__).parents[2]
 SCHEDULES = {
-    "chat": "674f008ebbc5",
-    "rag": "c392910c0a9e",
-    "summarize": "46fda9418d2b",
-    "batch": "a8d7b02119be",
-    "mixed": "7d73ca5c96f3",
+    "chat": "8cfc7f862b84",
+    "rag": "435f9f2fa201",
+    "summarize": "4f7fa772c893",
+    "code": "a6712361098e",
+    "agent": "adf9b567fcec",
+    "toolcall": "7501ac8644ce",
+    "batch": "7fb842b9ff65",
+    "reasoning": "bf44f99ceb37",
+    "mixed": "ee18a6b82f93",
+    "tiers": "da9265e00a9b",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import yaml
@@ -78,6 +80,14 @@ def test_a_silent_rate_is_no_burst_and_gaps_keep_their_variation():
     for cv in (0.4, 1.3):
         found = fit_arrivals(arrivals(n=20_000, kind="gamma", cv=cv))
         assert found.settings["cv"] == pytest.approx(cv, rel=0.12)
+
+
+def test_equal_gaps_are_fitted_without_a_word():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fit_arrivals(np.arange(2_000) * 0.5)
+    assert found.settings["cv"] < 0.1
+    assert found.settings.get("factor", {"sigma": 0})["sigma"] < 0.05
 
 
 def test_answers_of_jobs_that_no_correlation_shows():

@@ -19,6 +19,7 @@ from workloads.fitting.arrivals import index_of_dispersion
 from workloads.rates import RateProfile, Stretch, read_rate
 from workloads.settings import Settings
 
+STEADY = {"arrivals__factor": None}
 RAMP = {"kind": "ramp", "from": 2, "to": 20, "over_s": 200}
 STEPS = {"kind": "steps", "steps": [[2, 100], [8, 100], [0, 50], [4, 100]]}
 
@@ -125,24 +126,26 @@ def test_placing_is_the_inverse_of_counting(stretches, last, counts):
 
 
 def test_a_profile_ends_the_requests_unless_the_load_says_how_many():
-    alone = draw(workload("chat", rate=RAMP), seed=0)
+    alone = draw(workload("chat", rate=RAMP, **STEADY), seed=0)
     assert 190 < alone.requests[-1].arrival_s <= 200
     assert within(len(alone), 2200, cv=1.07)
-    assert alone.notes == draw(workload("chat"), seed=0).notes or "workload.rate" not in " ".join(alone.notes)
-    exact = draw(workload("chat", rate=RAMP), seed=0, requests=3000)
+    assert alone.notes == draw(workload("chat", **STEADY), seed=0).notes or "workload.rate" not in " ".join(
+        alone.notes
+    )
+    exact = draw(workload("chat", rate=RAMP, **STEADY), seed=0, requests=3000)
     assert len(exact) == 3000
-    assert len(draw(workload("chat", rate=RAMP), seed=0, requests=50)) == 50
+    assert len(draw(workload("chat", rate=RAMP, **STEADY), seed=0, requests=50)) == 50
     (note,) = [n for n in exact.notes if "workload.rate" in n]
     beyond = sum(r.arrival_s > 200 for r in exact)
     assert note.startswith(f"{beyond} of 3000 requests come after the 200 s of workload.rate, at its last")
-    early = draw(workload("chat", rate=RAMP), seed=0, requests=50)
+    early = draw(workload("chat", rate=RAMP, **STEADY), seed=0, requests=50)
     assert any(note.startswith("the requests end at ") for note in early.notes)
-    assert draw(workload("chat", rate=RAMP), seed=0, duration_s=30).requests[-1].arrival_s <= 30
+    assert draw(workload("chat", rate=RAMP, **STEADY), seed=0, duration_s=30).requests[-1].arrival_s <= 30
 
 
 @pytest.mark.parametrize("rate", [5, RAMP, STEPS])
 def test_the_planned_rate_is_that_of_the_drawn_schedule(rate):
-    schedule = draw(workload("chat", rate=rate), seed=3)
+    schedule = draw(workload("chat", **STEADY, rate=rate), seed=3)
     arrivals = [r.arrival_s for r in schedule]
     assert schedule.planned_rate == pytest.approx((len(arrivals) - 1) / (arrivals[-1] - arrivals[0]))
 
@@ -191,12 +194,12 @@ def test_a_profile_is_one_setting_of_the_command_line(override):
 )  # fmt: skip
 def test_wrong_profiles_are_one_line(rate, words):
     with pytest.raises(WorkloadError, match=words) as caught:
-        draw(workload("chat", rate=rate), seed=0)
+        draw(workload("chat", **STEADY, rate=rate), seed=0)
     assert "\n" not in str(caught.value)
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
-    burst = workload("chat", rate=RAMP, arrivals__burst__factor=3)
+    burst = workload("chat", rate=RAMP, **STEADY, arrivals__burst__factor=3)
     with pytest.raises(WorkloadError, match=r"burst\.factor=3: workload.rate is a profile"):
         draw(burst, seed=0)
     with pytest.raises(WorkloadError, match=r"arrivals\.kind=at_once has no rate"):

@@ -105,7 +105,7 @@ def test_shared_parts_come_once_and_passages_are_found_anew():
             assert names[0] == "rag/system"
             if request.request_class == "retrieval":
                 found = [n for n in names if "/passages/" in n]
-                assert len(found) > 3 * request.turn
+                assert len(found) >= 3 * request.turn
 
 
 def test_without_history_every_prompt_is_its_own():
@@ -120,7 +120,7 @@ def test_without_history_every_prompt_is_its_own():
 
 
 def test_turns_and_think_times_have_their_distributions():
-    schedule = drawn(requests=6000, block=sessions(SOME))
+    schedule = drawn(requests=6000, block=sessions(SOME), arrivals__factor=None)
     counts = Counter(Counter(r.session for r in schedule).values())
     total = sum(counts.values())
     for turns, weight in ((1, 0.5), (2, 0.3), (4, 0.2)):

@@ -80,7 +80,7 @@ def test_more_requests_begin_with_the_same_times(more):
 
 
 def superposed(n=20_000, **arrivals):
-    node = workload("mixed")
+    node = workload("tiers")
     node["arrivals"] |= {
         "tenants": {"cv": {"dist": "constant", "value": 1.0}, "weibull_above": 1.5},
         **arrivals,

@@ -17,20 +17,21 @@ def columns(schedule: Schedule, *names: str) -> list[tuple[object, ...]]:
 
 
 def with_classes(**classes: dict[str, object]) -> dict[str, object]:
-    node = workload("mixed")
+    node = workload("tiers")
     for name, changes in classes.items():
         node["classes"][name] |= changes
     return node
 
 
 def test_a_class_without_terms_is_everybodys():
-    assert set(columns(draw(workload("rag"), seed=0), "tenant", "priority", "deadline_ms")) == {
-        ("default", 0, None)
-    }
+    node = workload("rag")
+    for terms in node["classes"].values():
+        del terms["tenants"], terms["priority"]
+    assert set(columns(draw(node, seed=0), "tenant", "priority", "deadline_ms")) == {("default", 0, None)}
 
 
-def test_every_request_of_mixed_names_the_terms_of_its_class():
-    schedule = draw(workload("mixed"), seed=0)
+def test_every_request_of_tiers_names_the_terms_of_its_class():
+    schedule = draw(workload("tiers"), seed=0)
     assert set(columns(schedule, "request_class", "priority", "deadline_ms")) == {
         ("interactive", 0, 10000.0),
         ("long_context", 1, 20000.0),
@@ -38,8 +39,8 @@ def test_every_request_of_mixed_names_the_terms_of_its_class():
     }
 
 
-def test_mixed_has_the_shares_and_the_heavy_tenant_that_its_file_says():
-    schedule = draw(full_size("mixed"), seed=0, requests=6000)
+def test_tiers_has_the_shares_and_the_heavy_tenant_that_its_file_says():
+    schedule = draw(full_size("tiers"), seed=0, requests=6000)
     classes = Counter(r.request_class for r in schedule)
     assert [round(classes[c] / 6000, 1) for c in ("interactive", "long_context", "batch")] == [0.5, 0.3, 0.2]
     by = Counter(columns(schedule, "request_class", "tenant"))
@@ -55,23 +56,28 @@ def test_mixed_has_the_shares_and_the_heavy_tenant_that_its_file_says():
 
 
 @pytest.mark.parametrize(
-    ("mixed_class", "own", "of_own"),
+    ("preset", "of_preset", "own", "of_own"),
     [
-        ("interactive", "chat", "chat"),
-        ("long_context", "rag", "retrieval"),
-        ("batch", "summarize", "summarize"),
+        ("tiers", "interactive", "chat", "chat"),
+        ("tiers", "batch", "summarize", "summarize"),
+        ("mixed", "chat", "chat", "chat"),
+        ("mixed", "rag", "rag", "retrieval"),
+        ("mixed", "summarize", "summarize", "summarize"),
+        ("mixed", "batch", "batch", "generate"),
     ],
 )
-def test_the_classes_of_mixed_are_those_of_their_own_files(mixed_class, own, of_own):
+def test_the_classes_of_a_mix_are_those_of_their_own_files(preset, of_preset, own, of_own):
     """Names of parts apart: what is called the same would be shared."""
-    here, there = workload("mixed")["classes"][mixed_class], workload(own)["classes"][of_own]
+    here, there = workload(preset)["classes"][of_preset], workload(own)["classes"][of_own]
     assert list(here["input"].values()) == list(there["input"].values())
     assert here["output"] == there["output"]
+    assert preset == "tiers" or here.get("slo") == there.get("slo")
 
 
-def test_classes_of_mixed_share_no_prompt():
+@pytest.mark.parametrize("name", ["mixed", "tiers"])
+def test_classes_of_a_mix_share_no_prompt(name):
     owners: dict[str, set[str]] = {}
-    for r in draw(workload("mixed"), seed=0):
+    for r in draw(workload(name), seed=0):
         for segment in r.segments:
             owners.setdefault(segment.segment_id, set()).add(r.request_class)
     common = {name for name, classes in owners.items() if len(classes) > 1}
@@ -80,16 +86,16 @@ def test_classes_of_mixed_share_no_prompt():
 
 def test_terms_move_nothing_else_and_nothing_else_moves_them():
     rest = ("arrival_s", "request_class", "segments", "stop_after", "max_tokens", "cancel_value", "stream")
-    base = draw(workload("mixed"), seed=3)
+    base = draw(workload("tiers"), seed=3)
     other = draw(with_classes(batch={"tenants": {"x": 1, "y": 5}, "priority": -3, "deadline_ms": 1}), seed=3)
     assert columns(base, *rest) == columns(other, *rest)
     assert {r.tenant for r in other if r.request_class == "batch"} == {"x", "y"}
     same = [r.tenant for r in base if r.request_class == "interactive"]
     assert same == [r.tenant for r in other if r.request_class == "interactive"]
-    faster = draw(workload("mixed", rate=50), seed=3)
+    faster = draw(workload("tiers", rate=50), seed=3)
     assert columns(base, "tenant") == columns(faster, "tenant")
-    assert columns(draw(workload("mixed"), seed=3, requests=300), "tenant")[:200] == columns(base, "tenant")
-    assert columns(draw(workload("mixed"), seed=4), "tenant") != columns(base, "tenant")
+    assert columns(draw(workload("tiers"), seed=3, requests=300), "tenant")[:200] == columns(base, "tenant")
+    assert columns(draw(workload("tiers"), seed=4), "tenant") != columns(base, "tenant")
 
 
 def test_all_turns_of_a_session_are_of_one_tenant():
@@ -98,7 +104,7 @@ def test_all_turns_of_a_session_are_of_one_tenant():
         "think_s": {"dist": "constant", "value": 1},
         "history": True,
     }
-    schedule = draw(workload("mixed", sessions=sessions), seed=0, requests=90)
+    schedule = draw(workload("tiers", sessions=sessions), seed=0, requests=90)
     tenants: dict[str | None, set[str]] = {}
     for r in schedule:
         tenants.setdefault(r.session, set()).add(r.tenant)

@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.workload_configs import workload
 from workloads import WorkloadError, draw
-from workloads.convert import convert, write
+from workloads.convert import convert, lost, options, write
 from workloads.fitting.preset import fit_trace
 from workloads.prompts import PromptBook
-from workloads.tracefile import read_trace
+from workloads.readers import read_trace
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 
@@ -123,7 +123,10 @@ def test_skipped_rows_are_counted(azure):
         ({"rate": 3, "limit": 1}, "workload.rate=3: the rows of this trace have one time"),
         ({"limit": 0}, "workload.limit=0: needs a whole number of 1 or more"),
         ({"on_bad_row": "ignore"}, "workload.on_bad_row=ignore: choose from error, skip"),
-        ({"format": "burst"}, "workload.format=burst: choose from auto, azure, mooncake"),
+        ({"format": "burst"}, "workload.format=burst: choose from auto, aiperf, azure, bailian, burstgpt"),
+        ({"replay": "open"}, "workload.replay=open: choose from auto, times, sessions"),
+        ({"replay": "sessions"}, "workload.replay=sessions: the azure trace has no sessions"),
+        ({"spread_ticks": 3}, "workload.spread_ticks=3: needs true or false"),
     ],
 )
 def test_wrong_settings_are_named(azure, changes, words):
@@ -147,6 +150,116 @@ def test_convert_there_and_back(azure, mooncake, tmp_path):
         write(convert(before, "azure"), tmp_path / "as.csv")
     with pytest.raises(WorkloadError, match="choose from azure, mooncake"):
         convert(before, "burstgpt")
+
+
+def test_convert_makes_blocks_of_512_tokens_of_what_prompts_share(agents, tmp_path):
+    trace = read_trace(agents)
+    rows = [json.loads(line) for line in convert(trace, "mooncake")]
+    assert [len(row["hash_ids"]) for row in rows] == [-(-row["input_length"] // 512) for row in rows]
+    first, second, third = (row["hash_ids"] for row in rows[:3])
+    assert (second[:1], third[:1]) == (first[:1], first[:1])
+    assert len({*first, *second, *third}) == 2 + 2 + 1
+    assert {row["timestamp"] for row in rows} == {0}
+    assert "has no times" in lost(trace, "mooncake")[-1]
+    with pytest.raises(WorkloadError, match="--to=azure: the weka trace has no times"):
+        convert(trace, "azure")
+    small = [{"timestamp": i, "input_length": 1040, "output_length": 1} for i in range(3)]
+    ids = [list(range(65)), [*range(64), 99], [*range(31), *range(200, 234)]]
+    path = tmp_path / "small.jsonl"
+    path.write_text("\n".join(json.dumps({**row, "hash_ids": i}) for row, i in zip(small, ids, strict=True)))
+    blocks = [json.loads(line)["hash_ids"] for line in convert(read_trace(path), "mooncake")]
+    assert blocks == [[0, 1, 2], [0, 1, 3], [4, 5, 6]], "sizes of 16: a block of 512 is 32 of them"
+
+
+def test_other_tools_are_told_how_to_read_it():
+    lines = options("t.jsonl", "mooncake")
+    assert [line.split()[0] for line in lines] == ["vLLM", "AIPerf", "SGLang", "GuideLLM"]
+    assert "--timed-trace-chunk-hash-size 512 --timed-trace-sec-multiplier 0.001" in lines[0]
+    assert all("t.jsonl" in line for line in lines)
+    assert options("t.csv", "azure") == []
+
+
+def test_stamps_on_a_coarse_grid_are_spread_within_it(tmp_path):
+    path = tmp_path / "grid.jsonl"
+    stamps = [3000 * (i // 5) + (i // 5) % 3 for i in range(100)]  # 5 a tick, each some ms late
+    row = {"input_length": 10, "output_length": 5}
+    path.write_text("\n".join(json.dumps({"timestamp": at, **row}) for at in stamps))
+    assert read_trace(path).tick_s() == 3.0
+    spread, other = (draw(trace(path), seed=seed).columns.arrival_s for seed in (0, 1))
+    assert (np.diff(spread) > 0).all()
+    assert (np.abs(spread - np.array(stamps) / 1e3 - 1.5) <= 1.51).all()
+    assert spread.tolist() != other.tolist()
+    as_recorded = draw(trace(path, spread_ticks=False), seed=0).columns.arrival_s
+    assert as_recorded.tolist() == [at / 1e3 for at in stamps]
+    path.write_text("\n".join(json.dumps({"timestamp": 1000 * i, **row}) for i in range(100)))
+    assert read_trace(path).tick_s() is None, "one a second may be what was sent"
+
+
+@pytest.fixture
+def agents(tmp_path):
+    head = "trace,agent,input_tokens,output_tokens,prefix_hit_tokens,turn,think_time_s,input_types"
+    rows = ["1,main,1000,10,0,0,0,text", "1,main,1500,20,960,1,4,tool_result", "1,main,700,5,640,2,9,text"]
+    path = tmp_path / "agents.csv"
+    path.write_text("\n".join([head, *rows, "2,main,300,7,0,0,0,text", "2,main,900,8,256,1,2,text"]))
+    return path
+
+
+def test_sessions_are_replayed_in_closed_loops_of_their_think_times(agents):
+    schedule = draw(trace(agents, rate=0.5, input__cap=None, max_tokens="exact"), seed=0)
+    rows = {(r.session, r.turn): r for r in schedule}
+    assert [rows["1/main", turn].think_s for turn in range(3)] == [None, 4.0, 9.0]
+    assert rows["2/main", 1].think_s == 2.0
+    starts = [rows[session, 0].arrival_s for session in ("1/main", "2/main")]
+    assert 0 < starts[0] < starts[1]
+    assert rows["1/main", 2].arrival_s == pytest.approx(starts[0] + 13), "at the earliest"
+    assert [r.arrival_s for r in schedule] == sorted(r.arrival_s for r in schedule)
+    assert {r.tenant for r in schedule} == {"1", "2"}
+    assert {r.request_class for r in schedule} == {"text", "tool_result"}
+    with pytest.raises(WorkloadError, match=r"workload.rate=null: the weka trace has no times"):
+        draw(trace(agents), seed=0)
+    with pytest.raises(WorkloadError, match=r"workload.replay=times: the weka trace has no times across"):
+        draw(trace(agents, replay="times", rate=1), seed=0)
+
+
+def test_recorded_reuse_becomes_equal_tokens(agents):
+    schedule = draw(trace(agents, rate=0.5, input__cap=None), seed=0)
+    book = PromptBook(np.arange(5000), schedule.seed)
+    prompts = {(r.session, r.turn): list(book.tokens(r.segments)) for r in schedule}
+    first, second, third = (prompts["1/main", turn] for turn in range(3))
+    assert [len(first), len(second), len(third)] == [1000, 1500, 700]
+    assert second[:1000] == first, "it reused all whole blocks: the session goes on"
+    assert third[:640] == first[:640]
+    assert third[640:660] != first[640:660], "what it did not reuse is new"
+    assert prompts["2/main", 1][:256] == prompts["2/main", 0][:256]
+    assert prompts["2/main", 0][:20] != first[:20]
+
+
+def test_recorded_sessions_may_run_by_their_own_times_too(tmp_path):
+    rows = ["Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Log Type"]
+    rows += ["10,7,4,A,10,2,Conversation log", "11,,0,A,9,2,API log", "20,7,1,A,30,4,Conversation log"]
+    path = tmp_path / "burst.csv"
+    path.write_text("\n".join(rows))
+    by_times = draw(trace(path), seed=0)
+    assert [(r.arrival_s, r.session, r.turn, r.think_s) for r in by_times] == [
+        (0.0, "7", 0, None),
+        (1.0, None, 0, None),
+        (10.0, "7", 1, None),
+    ]
+    closed = draw(trace(path, replay="sessions", speed=2), seed=0)
+    assert [(r.arrival_s, r.session, r.turn, r.think_s) for r in closed] == [
+        (0.0, "7", 0, None),
+        (0.5, None, 0, None),
+        (6.0, "7", 1, 6.0),
+    ]
+
+
+def test_lengths_without_times_arrive_at_once_or_at_a_rate(tmp_path):
+    path = tmp_path / "lengths.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n" + "100,20\n" * 400)
+    schedule = draw(trace(path), seed=0)
+    assert {r.arrival_s for r in schedule} == {0.0}
+    assert any("all arrive at once" in note for note in schedule.notes)
+    assert draw(trace(path, rate=4), seed=0).planned_rate == pytest.approx(4, rel=0.2)
 
 
 def test_azure_2023_conversations():

@@ -86,7 +86,7 @@ def _renewal(times_s: np.ndarray, rate: float, cv: float, dispersion: dict[float
     cv."""
     notes = []
     windows = np.array(list(dispersion))
-    wanted = np.array(list(dispersion.values()))
+    wanted = np.maximum(np.array(list(dispersion.values())), 1e-3)  # equal gaps have none at all
     local = math.sqrt(max(wanted[0], 1e-4)) if len(wanted) else cv
     sigma2, tau_s, variation = 0.0, 420.0, local
     if len(windows) >= 3:

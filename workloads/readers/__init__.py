@@ -12,15 +12,35 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workloads.errors import WorkloadError
-from workloads.readers import azure, mooncake, ragpulse, weka
+from workloads.readers import (
+    azure,
+    bailian,
+    burstgpt,
+    lengths,
+    mooncake,
+    peers,
+    ragpulse,
+    requestlog,
+    servegen,
+    tracelab,
+    weka,
+)
 from workloads.readers.formats import detect
 from workloads.readers.rows import Rows
 from workloads.trace import Trace
 
 READERS: dict[str, Callable[[str, Rows], None]] = {
+    "aiperf": peers.read,
     "azure": azure.read,
+    "bailian": bailian.read,
+    "burstgpt": burstgpt.read,
+    "lengths": lengths.read,
     "mooncake": mooncake.read,
     "ragpulse": ragpulse.read,
+    "requestlog": requestlog.read,
+    "servegen": servegen.read,
+    "tracelab": tracelab.read,
+    "vllm": peers.read,
     "weka": weka.read,
 }
 FORMATS = ("auto", *READERS)

@@ -104,6 +104,8 @@ def each_line(
                 parse(text)
         except BadRow as bad:
             rows.bad(TraceError(path, bad.reason, line=number, column=bad.column), bad)
+        except OverflowError as exc:  # a column holds 64 bits
+            rows.bad(TraceError(path, f"has a number that is too large ({one_line(exc)})", line=number), exc)
         except TraceError as exc:
             rows.bad(exc, exc)
 

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from workloads.errors import TraceError
-from workloads.readers import ragpulse, weka
+from workloads.readers import burstgpt, lengths, peers, ragpulse, requestlog, servegen, tracelab, weka
 from workloads.readers.azure import COLUMNS as AZURE
 from workloads.readers.files import csv_fields, decoded, head
 from workloads.readers.values import BadRow, shown
 
 KINDS = "a CSV or JSONL trace"
+
+_HEADERS = (
+    ("burstgpt", burstgpt.COLUMNS),
+    ("weka", weka.CSV_COLUMNS),
+    ("servegen", servegen.COLUMNS),
+    ("tracelab", tracelab.COLUMNS),
+    ("lengths", lengths.COLUMNS),
+)
+_KEYS = (
+    ("bailian", ("parent_chat_id",)),
+    ("tracelab", ("timing_events", "input_tokens_total")),
+    ("burstgpt", ("request_arrival_ts_s",)),
+    ("servegen", ("img_ids",)),
+)
+_CHUNK_ROW = re.compile(r"[\d.]+,[\d.eE+-]+,[^,]*,\s*[A-Za-z]*\s*(,[^,]*){0,2}", re.ASCII)
 
 
 def detect(path: str) -> str:
@@ -36,6 +52,8 @@ def detect(path: str) -> str:
 def _of_folder(folder: Path) -> str:
     if ragpulse.trace_file(folder):
         return "ragpulse"
+    if servegen.chunk_files(folder):
+        return "servegen"
     if weka.session_files(folder):
         return "weka"
     raise TraceError(
@@ -50,11 +68,12 @@ def _of_header(line: str) -> str | None:
         names = {name.strip() for name in csv_fields(line)}
     except BadRow:
         return None
+    for format, columns in _HEADERS:
+        if names.issuperset(columns):
+            return format
     if AZURE[0] in names:
         return "azure"
-    if {"trace", "agent", "prefix_hit_tokens"} <= names:
-        return "weka"
-    return None
+    return "servegen" if _CHUNK_ROW.fullmatch(line) else None
 
 
 def _of_object(line: str, start: bytes) -> str:
@@ -68,4 +87,12 @@ def _of_object(line: str, start: bytes) -> str:
         return "weka"
     if isinstance(row.get("hash_ids"), dict):
         return "ragpulse"
-    return "mooncake"
+    for format, keys in _KEYS:
+        if any(key in row for key in keys):
+            return format
+    if requestlog.looks_like(row):
+        return "requestlog"
+    if "request_id" in row and "timestamp" not in row:
+        return "servegen"
+    others = (*peers.INPUT[1:], *peers.TIME[1:], *peers.OUTPUT[1:], *peers.DELAY, *peers.TEXT, "session_id")
+    return "aiperf" if any(key in row for key in others) or "timestamp" not in row else "mooncake"

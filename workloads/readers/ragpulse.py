@@ -53,6 +53,7 @@ def read(path: str, rows: Rows) -> None:
             at = time_ns(stamp, "timestamp", "seconds", NS)
         prompt, answer = tokens(row["input_length"], KEYS[1]), tokens(row["output_length"], KEYS[2])
         parts = _parts(row["hash_ids"], lengths) if known else []
+        session = None if row.get("session_id") is None else str(row["session_id"])
         left = prompt - sum(part[2] for part in parts)
         if left < 0:
             raise BadRow(f"the parts have {prompt - left} tokens, input_length is {prompt}", "hash_ids")
@@ -61,7 +62,7 @@ def read(path: str, rows: Rows) -> None:
         clock["last"] = at
         if known and left:
             parts.append((rest, len(rows), left))
-        rows.add(at + clock["weeks"] * _WEEK_NS, prompt, answer, session=row.get("session_id"))
+        rows.add(at + clock["weeks"] * _WEEK_NS, prompt, answer, session=session)
         if known:
             rows.add_parts(parts)
 

@@ -12,10 +12,12 @@ import numpy as np
 
 from workloads.columns import Segments, Texts
 from workloads.errors import TraceError
+from workloads.readers.values import BadRow, hash_ids
 from workloads.trace import Blocks, Trace
 
 TEXTS = ("session", "user", "request_class")
 FLOATS = ("think_s", "latency_s")
+OWN_ID = 1 << 62  # block ids from here on are one row's own
 BLOCK_SIZES = (512, 16, 64, 32, 128, 256)  # tokens a hash id stands for; the first that fits every row
 
 
@@ -32,7 +34,9 @@ class Rows:
         self.skipped = 0
         self.failed = 0  # requests that got no answer: left out
         self.raised = 0  # answers of 0 tokens, taken as 1
+        self.closed = False  # as in Trace
         self.notes: list[str] = []
+        self.given: dict[str, Texts] = {}  # columns that a reader makes at the end
         self.names: dict[str, dict[str, int]] = {}
         self._limit = sys.maxsize if limit is None else limit
         self._first_bad = ""
@@ -89,10 +93,32 @@ class Rows:
             self._parts.extend(part)
         self._part_ends.append(len(self._parts) // 3)
 
-    def extend(self, time_ns: np.ndarray, input_tokens: np.ndarray, output_tokens: np.ndarray) -> None:
-        """Many requests at once; int64, of one length."""
+    def filled_ids(self, ids: Any, prompt: int) -> list[int]:
+        """Block ids of a file whose last block has one only if it is full: a rest gets one that nobody
+        shares."""
+        if not ids and ids in (None, []):
+            return []
+        (size,) = self.block_sizes
+        ids = hash_ids(ids)
+        missing = -(-prompt // size) - len(ids)
+        if missing not in (0, 1) or (missing and not prompt % size):
+            needs = f"{prompt} tokens have {prompt // size} full blocks of {size}"
+            raise BadRow(f"has {len(ids)} ids, {needs}", "hash_ids")
+        return [*ids, OWN_ID + len(self)] if missing else ids
+
+    def extend(
+        self, time_ns: np.ndarray, input_tokens: np.ndarray, output_tokens: np.ndarray, user: np.ndarray
+    ) -> None:
+        """Many requests at once, as far as there is room; int64, of one length. user: codes of
+        names["user"]."""
         room = self.room
-        given = ((self._time, time_ns), (self._input, input_tokens), (self._output, output_tokens))
+        users = self._more.setdefault("user", array("q"))
+        given = (
+            (self._time, time_ns),
+            (self._input, input_tokens),
+            (self._output, output_tokens),
+            (users, user),
+        )
         for column, values in given:
             column.frombytes(np.ascontiguousarray(values[:room], dtype=np.int64).tobytes())
 
@@ -113,11 +139,8 @@ class Rows:
             self.notes.append(f"{self.failed} failed requests (without tokens) left out")
         if self.raised:
             self.notes.append(f"{self.raised} answers of 0 tokens taken as 1")
-        columns: dict[str, Any] = {name: _numbers(column) for name, column in self._more.items()}
+        columns = self._columns()
         latency_s = columns.pop("latency_s", None)
-        for name in TEXTS:
-            if name in columns:
-                columns[name] = Texts(columns[name], tuple(self.names[name]))
         made = Trace(
             path=self.path,
             format=self.format,
@@ -126,6 +149,7 @@ class Rows:
             output_tokens=_numbers(self._output),
             blocks=self._blocks(),
             parts=self._segments(),
+            closed=self.closed,
             skipped=self.skipped,
             failed=self.failed,
             **columns,
@@ -141,6 +165,18 @@ class Rows:
         if made.session is not None and made.think_s is None and made.time_ns is not None:
             changes["think_s"] = think_times(made.session, made.time_ns, latency_s)
         return replace(made, **changes)
+
+    def _columns(self) -> dict[str, Any]:
+        """The optional columns that say something."""
+        columns: dict[str, Any] = dict(self.given)
+        for name, column in self._more.items():
+            values = _numbers(column)
+            if name in TEXTS:
+                if self.names[name]:
+                    columns[name] = Texts(values, tuple(self.names[name]))
+            elif not np.isnan(values).all() if name in FLOATS else values.any():
+                columns[name] = values
+        return columns
 
     def _blocks(self) -> Blocks | None:
         if not len(self._ids):

@@ -100,7 +100,7 @@ def _bounded(count: int, column: str, least: int) -> int:
 
 def hash_ids(ids: Any, column: str = "hash_ids") -> list[int]:
     """Block ids of a JSON value."""
-    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 63 for i in ids):
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 62 for i in ids):
         raise BadRow(f"{shown(ids)} is not a list of whole numbers of 0 or more", column)
     return ids
 

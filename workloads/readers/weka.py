@@ -14,10 +14,9 @@ from typing import Any
 
 from workloads.errors import TraceError
 from workloads.readers.files import document, each_record, head
-from workloads.readers.rows import Rows
+from workloads.readers.rows import OWN_ID, Rows
 from workloads.readers.values import (
     BadRow,
-    hash_ids,
     is_number,
     needed,
     number_text,
@@ -92,9 +91,7 @@ def _session(path: str, rows: Rows, first_id: int) -> int:
         raise TraceError(path, f"{shown(block)} is not a number of tokens", column="block_size")
     rows.block_sizes = (block,)
     name = str(about.get("id", Path(path).name))
-    largest = first_id
-    # Ids count inside a session. The last block, which is not full, has none: it gets one that nobody
-    # shares, counted from the far end.
+    known: dict[int, int] = {}
     for agent, turn, where, request in _requests(about["requests"], "main", "requests"):
         if rows.full:
             break
@@ -104,22 +101,16 @@ def _session(path: str, rows: Rows, first_id: int) -> int:
             needed(request, "in", "out")
             prompt = tokens(request["in"], "in")
             answer = tokens(request["out"], "out", 0)
-            ids = [first_id + i for i in hash_ids(request.get("hash_ids") or [])]
-            missing = -(-prompt // block) - len(ids)
-            if ids and not 0 <= missing <= 1:
-                raise BadRow(
-                    f"has {len(ids)} ids, {prompt} tokens have {prompt // block} full blocks", "hash_ids"
-                )
+            ids = rows.filled_ids(request.get("hash_ids"), prompt)
             think = request.get("think_time")
-            if think is not None and (not is_number(think) or think < 0):
+            if think is not None and (not is_number(think) or not 0 <= think < 1e12):
                 raise BadRow(f"{shown(think)} is not a time in seconds of 0 or more", "think_time")
         except BadRow as bad:
             column = where if bad.column is None else f"{where}.{bad.column}"
             rows.bad(TraceError(path, bad.reason, column=column), bad)
             continue
-        if ids and missing:
-            ids.append((1 << 62) + len(rows))
-        largest = max([largest, *(i + 1 for i in ids if i < 1 << 62)])
+        # Ids count inside a session.
+        ids = [i if i >= OWN_ID else known.setdefault(i, first_id + len(known)) for i in ids]
         kinds = request.get("input_types")
         _add(
             rows,
@@ -131,7 +122,7 @@ def _session(path: str, rows: Rows, first_id: int) -> int:
             request_class="+".join(map(str, kinds)) if isinstance(kinds, list) and kinds else None,
         )
         rows.add_ids(ids)
-    return largest
+    return first_id + len(known)
 
 
 def _requests(

@@ -9,6 +9,7 @@ import select
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
+from harness.loadgen import websocket
 from harness.loadgen.lean import sockets
 from harness.loadgen.lean.http1 import request_head
 from harness.loadgen.lean.timer import timerfd_unavailable
@@ -24,12 +25,12 @@ def run_lean(load: Load) -> BackendReport:
     from harness.loadgen.lean.loop import Loop
 
     url = urlsplit(load.target.root_url)
-    head = _head(load, url)
+    head, handshake = _heads(load, url)
     try:
         addresses = sockets.resolve(url.hostname or "", url.port or 80)
     except OSError:
         addresses = []  # every request will say so
-    loop = Loop(load, addresses, head)
+    loop = Loop(load, addresses, head, handshake)
     try:
         return loop.run()
     finally:
@@ -48,15 +49,20 @@ def lean_unavailable(target: Target) -> str | None:
     return timerfd_unavailable() or sockets.stamps_unavailable()
 
 
-def _head(load: Load, url: SplitResult) -> bytes:
-    headers = {"Content-Type": "application/json", "Accept": "*/*", "Accept-Encoding": "identity"}
+def _heads(load: Load, url: SplitResult) -> tuple[bytes, bytes]:
+    """Of a POST up to the number after Content-Length, of a WebSocket's handshake up to its key."""
+    headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
     if load.target.api_key:
         headers["Authorization"] = f"Bearer {load.target.api_key}"
     name = url.hostname or ""
     host = f"[{name}]" if ":" in name else name.encode("idna").decode("ascii")
     if url.port not in (None, 80):
         host = f"{host}:{url.port}"
+    path = f"{url.path.rstrip('/')}{load.path}"
     try:
-        return request_head("POST", f"{url.path.rstrip('/')}{load.path}", host, headers)
+        return (
+            request_head("POST", path, host, {"Content-Type": "application/json", **headers}),
+            request_head("GET", path + websocket.SUFFIX, host, headers | websocket.HEADERS, websocket.KEY),
+        )
     except ValueError as exc:
         raise LoadError(f"engine.base_url, engine.api_key_env: {exc}") from exc

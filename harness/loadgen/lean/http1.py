@@ -20,14 +20,17 @@ class HTTPError(ValueError):
     """What came is not an HTTP/1.x response. The message is one line."""
 
 
-def request_head(method: str, path: str, host: str, headers: Mapping[str, str]) -> bytes:
-    """The head of a request up to the number after Content-Length: append `b"%d\\r\\n\\r\\n" % len(body)` and
-    the body. Raises ValueError for a header that would break the framing."""
+def request_head(
+    method: str, path: str, host: str, headers: Mapping[str, str], last: str = "Content-Length"
+) -> bytes:
+    """The head of a request up to the value of its last header. Of Content-Length append
+    `b"%d\\r\\n\\r\\n" % len(body)` and the body. Raises ValueError for a
+    header that would break the framing."""
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *(f"{k}: {v}" for k, v in headers.items())]
     for line in lines:
         if any(ord(char) < 32 or ord(char) == 127 for char in line):
             raise ValueError(f"control characters in a header: {line.partition(':')[0]!r}")
-    return ("\r\n".join(lines) + "\r\nContent-Length: ").encode("latin-1")
+    return ("\r\n".join(lines) + f"\r\n{last}: ").encode("latin-1")
 
 
 class Response:
@@ -39,6 +42,8 @@ class Response:
     """
 
     __slots__ = ("_buffer", "_left", "_state", "content_type", "ended", "keep_alive", "status")
+    replies = b""  # what is to be sent back, and
+    broken: tuple[str, str] | None = None  # why it ended, if not well: of a WebSocket alone
 
     def __init__(self) -> None:
         self.status: int | None = None
@@ -64,7 +69,7 @@ class Response:
             return self._chunks(data)
         if self._state is _HEAD:
             rest = self._head(data)
-            return self.feed(rest) if rest and self.status is not None else b""
+            return self.feed(rest) if rest else b""
         if self._state is _CHUNKED:
             return self._chunks(data)
         if self._state is _LENGTH:
@@ -103,12 +108,17 @@ class Response:
             head, data = data[:end], data[end + 4 :]
             status, minor, fields = _parse_head(head)
             if status == 101:
-                raise HTTPError("the server switches protocols (101), which was not asked for")
+                self._switch(fields)
+                return data
             if status >= 200:
                 break
         self._buffer = b""
         self._final(status, minor, fields)
         return data
+
+    def _switch(self, fields: dict[bytes, bytes]) -> None:
+        """The server goes on in another protocol."""
+        raise HTTPError("the server switches protocols (101), which was not asked for")
 
     def _final(self, status: int, minor: int, fields: dict[bytes, bytes]) -> None:
         self.content_type = fields.get(b"content-type", b"").decode("latin-1")

@@ -8,6 +8,7 @@ due, what can be read, what has been read, what can be prepared, sleep.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import select
 import time
@@ -20,7 +21,9 @@ from harness.loadgen.lean.http1 import HTTPError
 from harness.loadgen.lean.pool import Connection, Pool
 from harness.loadgen.lean.samples import Samples
 from harness.loadgen.lean.timer import NS, Timer
+from harness.loadgen.lean.upgrade import Upgrade
 from harness.loadgen.settings import BackendReport
+from harness.loadgen.websocket import new_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,11 +61,13 @@ _ANCILLARY = sockets.ANCILLARY_BYTES
 class Loop:
     """Drives one load over one server's connections. run() once, then close()."""
 
-    def __init__(self, load: Load, addresses: Sequence[Address], head: bytes) -> None:
-        """head: of a request up to the number after Content-Length. Raises OSError."""
+    def __init__(self, load: Load, addresses: Sequence[Address], head: bytes, handshake: bytes) -> None:
+        """head: of a request up to the number after Content-Length. handshake: of a WebSocket up to its key.
+        Raises OSError."""
         self._load = load
         self._dispatcher = load.dispatcher
         self._head = head
+        self._handshake = handshake
         self._clock = time.monotonic_ns
         self._wall = WallClock()
         self._stamping = sockets.keep_stamping()
@@ -229,7 +234,12 @@ class Loop:
             if call.deadline_ns is not None:
                 heapq.heappush(self._deadlines, (call.deadline_ns, exchange.number))
             body = self._load.bodies.body(due)
-            request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+            if due.request.transport == "websocket":
+                key = new_key()
+                exchange.response = Upgrade(key, body)
+                request = b"%b%b\r\n\r\n" % (self._handshake, key.encode())
+            else:
+                request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
             connection = self._pool.take(now_ns)
         except OSError as exc:
             self._broke(exchange, "connect", _message(exc))
@@ -329,10 +339,26 @@ class Loop:
             call.on_headers(stamp_ns, response.status, response.content_type)
         if piece:
             self._digestion.add(exchange, stamp_ns, piece)
+        if response.replies and not self._reply(exchange):
+            return
         if response.ended:
-            self._end(exchange, End(stamp_ns))
+            self._end(exchange, End(stamp_ns, *(response.broken or ())))
         elif piece and exchange.urgent:
             self._take_in(exchange)
+
+    def _reply(self, exchange: Exchange) -> bool:
+        """Send what a WebSocket has to answer. False: that was the end of the exchange."""
+        connection, response = exchange.connection, exchange.response
+        assert connection is not None
+        assert isinstance(response, Upgrade)
+        replies, response.replies = response.replies, b""
+        if response.ended:  # a close is answered if it can be: the server knows already
+            with contextlib.suppress(OSError):
+                connection.sock.send(replies)
+            return True
+        connection.unsent = memoryview(bytes(connection.unsent or b"") + replies)
+        self._write(connection)
+        return exchange.end is None
 
     def _write_event(self, connection: Connection) -> bool:
         """A connection is made or broken, or the kernel takes more of a request. False: nothing to read

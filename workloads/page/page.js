@@ -9,10 +9,16 @@
   // The same hues, lighter on a dark ground, where the deep ones would sink.
   const LIGHTER = { "#0072B2": "#5db3e8", "#D55E00": "#ff8a3d", "#009E73": "#35c99b", "#CC79A7": "#e39cc4", "#8A6FDF": "#ab97f0", "#A6611A": "#c98542", "#E7298A": "#f56fb3", "#4D4DFF": "#8c8cff", "#7A4B00": "#b07a2a", "#5A6472": "#7f8b9c" };
   const shade = (colour) => (root.dataset.theme === "dark" && LIGHTER[colour]) || colour;
+  // A share of a colour on the ground of a card: where a heat map begins.
+  const mixed = (colour, share) => {
+    const [a, b] = [colour, colours().card].map((c) => c.length === 4 ? c.replace(/[0-9a-f]/gi, "$&$&") : c).map((c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16)));
+    return `rgb(${a.map((v, i) => Math.round(share * v + (1 - share) * b[i])).join(",")})`;
+  };
   const shaded = (trace) => ({
     ...trace,
     ...(trace.line ? { line: { ...trace.line, color: shade(trace.line.color) } } : {}),
     ...(trace.marker ? { marker: { ...trace.marker, color: shade(trace.marker.color) } } : {}),
+    ...(trace.type === "heatmap" ? { colorscale: [[0, mixed(shade(trace.ramp), 0.15)], [1, shade(trace.ramp)]] } : {}),
   });
   // A logarithmic axis of few decades needs its 2 and 5 labelled, in full; one of many only its powers of ten.
   const decades = (figure, key) => {
