@@ -44,12 +44,16 @@ class Row:
     better: str | None
     share: bool = False
     optional: bool = False
+    foreign: bool = False
 
 
 ROWS = (
     Row("useful token fraction", "steps.useful_token_fraction", "higher", share=True),
     Row("TTFT p50, ms", "latency_ms.ttft.from_intended.p50", "lower"),
     Row("TTFT p99, ms", "latency_ms.ttft.from_intended.p99", "lower"),
+    Row("TTFT from send p50, ms", "latency_ms.ttft.from_send.p50", "lower", foreign=True),
+    Row("TTFT from send p99, ms", "latency_ms.ttft.from_send.p99", "lower", foreign=True),
+    Row("first event from send p50, ms", "latency_ms.ttfc.from_send.p50", "lower", foreign=True),
     Row("TPOT p50, ms", "latency_ms.tpot.p50", "lower"),
     Row("TPOT p99, ms", "latency_ms.tpot.p99", "lower"),
     Row("longest gap, ms", "stalls.longest_ms", "lower"),
@@ -59,6 +63,7 @@ ROWS = (
     Row("normalized p50, ms/token", "latency_ms.normalized.p50", "lower"),
     Row("normalized p99, ms/token", "latency_ms.normalized.p99", "lower"),
     Row("E2E p50, ms", "latency_ms.e2e.from_intended.p50", "lower"),
+    Row("E2E from send p50, ms", "latency_ms.e2e.from_send.p50", "lower", foreign=True),
     Row("output tokens/s", "throughput.output_tokens_per_s", "higher"),
     Row("goodput, requests/s", "throughput.goodput_rps", "higher"),
     Row("SLO attainment", "throughput.slo_attainment", "higher", share=True),
@@ -174,10 +179,12 @@ def unlike_outputs(first: pd.DataFrame, second: pd.DataFrame) -> tuple[int, int]
 
 def shown_rows(comparison: Comparison, metrics: Sequence[Row] = ROWS) -> list[Row]:
     """Those of the rows that this comparison has."""
+    foreign = any("source" in s["run"] for s in comparison.summaries)
     return [
         row
         for row in metrics
-        if not row.optional or any(lookup(s, row.path) is not None for s in comparison.summaries)
+        if (foreign or not row.foreign)
+        and (not row.optional or any(lookup(s, row.path) is not None for s in comparison.summaries))
     ]
 
 
@@ -364,7 +371,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Compare runs with the first one. Exit 3: not comparable, or one is invalid.",
     )
     parser.add_argument(
-        "runs", metavar="RUN", nargs="+", type=Path, help="run directories; the first is the reference"
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="run directories, or result files of other tools; the first is the reference",
     )
     args = parser.parse_args(argv)
     try:

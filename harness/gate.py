@@ -3,7 +3,7 @@
 A metric has regressed when its estimate is past the baseline by more than the tolerance *and* its 95 %
 interval lies past the baseline's: a wide tail is noise, not a regression. Exit 0 pass, 1 regression, 2
 usage error, 3 run invalid or another schedule or configuration, 4 inconclusive (another machine, or nothing
-to compare with). The last line is one JSON object for machines."""
+to compare with). The last line is one JSON object for machines; docs/gates.md shows the files for CI."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness.cli import put
+from harness.cli import put, say
 from harness.comparison import is_reliable
+from harness.formats import Figure, Report
+from harness.formats.files import OutputError, add_options, chosen, write_all
 from harness.metrics.percentiles import share_interval
 from harness.metrics.summary import build_summary, clean, to_json
 from harness.table import console_for, grid, lookup, number, why_null
@@ -259,6 +261,24 @@ def make_baseline(summary: dict[str, Any], old: Baseline | None = None) -> dict[
     }
 
 
+def report(result: Result, summary: dict[str, Any], baseline: Baseline, path: Path) -> Report:
+    """The verdict as the writers of the formats take it; path is the baseline's. On another machine a figure
+    is neither better nor worse."""
+    figures = tuple(
+        Figure(
+            v.metric,
+            baseline.metrics[v.metric].better,
+            v.now,
+            interval(summary, v.metric) if v.now is not None else None,
+            *(v.baseline, v.change, v.limit),
+            "not judged" if result.reasons and v.verdict != "inconclusive" else v.verdict,
+            v.reason,
+        )
+        for v in result.verdicts
+    )
+    return Report(OUTCOMES[result.exit], result.reasons, str(path), figures, summary)
+
+
 def print_result(result: Result, console: Console | None = None) -> None:
     """The table: a line a metric, then the reasons."""
     out = console_for(console)
@@ -311,8 +331,14 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
     parser.add_argument(
         "--write-baseline", action="store_true", help="write FILE from RUN; tolerances that it holds are kept"
     )
+    add_options(parser)
     args = parser.parse_args(argv)
     try:
+        outputs = chosen(args)
+        if args.write_baseline and outputs:
+            raise OutputError(
+                f"--{next(iter(outputs))}: nothing is judged with --write-baseline; leave one out"
+            )
         summary = read_summary(args.run)
         if args.write_baseline:
             return write(args.baseline, summary)
@@ -322,16 +348,20 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
         return USAGE
     result = gate(summary, baseline)
     print_result(result, console)
+    failures = write_all(outputs, report(result, summary, baseline, args.baseline))
+    for failure in failures:
+        say(f"error: {failure}")
+    code = USAGE if failures else result.exit
     line = {
         "gate": OUTCOMES[result.exit],
-        "exit": result.exit,
+        "exit": code,
         "run": summary["run"]["id"],
         "baseline": str(args.baseline),
         "reasons": list(result.reasons),
         "metrics": [asdict(v) for v in result.verdicts],
     }
     put(json.dumps(clean(line), allow_nan=False))
-    return result.exit
+    return code
 
 
 def write(path: Path, summary: dict[str, Any]) -> int:

@@ -33,6 +33,12 @@ LATENCY_ROWS = (
     ("prefill", "prefill"),
     ("decode", "decode"),
 )
+FOREIGN_ROWS = (
+    ("first event from send", "ttfc.from_send"),
+    ("E2E from send", "e2e.from_send"),
+    ("ICL", "icl"),
+)
+"""Only of a result of another tool, which measures from the send and by event."""
 FIGURES = ("mean", "p50", "p90", "p95", "p99", "max")
 SETTINGS = (
     *("scheduler", "reservation", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
@@ -85,13 +91,15 @@ def heading(summary: dict[str, Any]) -> list[tuple[str, str]]:
     shown = [f"{name}={settings[name]}" for name in SETTINGS if settings.get(name) is not None]
     counts = summary["counts"]
     ended = ", ".join(
-        f"{counts[name]} {name.replace('_', ' ')}"
+        f"{number(counts[name])} {name.replace('_', ' ')}"
         for name in ("completed", "failed", "timed_out", "rejected", "cancelled", "cut_off")
     )
     rows = [("workload", workload), ("engine", engine)]
+    if source := summary["run"].get("source"):
+        rows.append(("source", f"{source['tool']} {source['version'] or '(version unknown)'}"))
     if shown:
         rows.append(("settings", ", ".join(shown)))
-    rows.append(("requests", f"{counts['scheduled']} scheduled: {ended}"))
+    rows.append(("requests", f"{number(counts['scheduled'])} scheduled: {ended}"))
     if summary.get("refusals"):
         rows.append(("refusals", ", ".join(f"{n} {reason}" for reason, n in summary["refusals"].items())))
     for reason, failed in (summary.get("failures") or {}).items():
@@ -103,7 +111,8 @@ def heading(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def latency_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """TTFO has a row only where answers hold reasoning: elsewhere it is TTFT."""
     reasons = bool(lookup(summary, "output_tokens.reasoning"))
-    return [row for row in LATENCY_ROWS if reasons or not row[1].startswith("ttfo")]
+    rows = (*LATENCY_ROWS, *(FOREIGN_ROWS if "source" in summary["run"] else ()))
+    return [row for row in rows if reasons or not row[1].startswith("ttfo")]
 
 
 def latency_table(summary: dict[str, Any]) -> Any:
@@ -120,7 +129,7 @@ def null_notes(summary: dict[str, Any]) -> list[str]:
     """Under the table: what ~ means, and why whole rows are missing."""
     notes: list[str] = []
     reliable = [lookup(summary, f"latency_ms.{path}") for _, path in latency_rows(summary)]
-    if any(block and block["n"] and not all(block["reliable"].values()) for block in reliable):
+    if any(block and block["mean"] and not all(block["reliable"].values()) for block in reliable):
         notes.append(LEGEND)
     streamed = lookup(summary, "latency_ms.ttft.from_intended.n")
     whole = lookup(summary, "latency_ms.e2e.from_intended.n")
@@ -128,7 +137,8 @@ def null_notes(summary: dict[str, Any]) -> list[str]:
         notes.append(f"{streamed} of {whole} answers were streamed: only these have TTFT, TPOT and ITL")
     missing: dict[str, list[str]] = {}
     for label, path in latency_rows(summary):
-        if not (lookup(summary, f"latency_ms.{path}") or {}).get("n"):
+        block = lookup(summary, f"latency_ms.{path}") or {}
+        if not block.get("n") and block.get("mean") is None:
             reason = why_null(summary, f"latency_ms.{path}") or "not measured"
             missing.setdefault(reason, []).append(label.strip())
     notes.extend(f"- {', '.join(labels)}: {reason}" for reason, labels in missing.items())
@@ -327,7 +337,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print_summary(summary)
     try:
-        save_summary(summary, args.run)
+        if args.run.is_dir():
+            save_summary(summary, args.run)
     except RecordsWriteError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

@@ -12,7 +12,12 @@ from harness.dashboard.page import DashboardError, write_dashboard
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.dashboard", description=__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory; the first is the reference")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="a run directory, or a result file of another tool; the first is the reference",
+    )
     parser.add_argument("-o", "--out", default="report.html", help="the page to write (default: %(default)s)")
     args = parser.parse_args(argv)
     try:

@@ -11,6 +11,8 @@ from harness.comparison import compare, flatten, null_notes, reading_notes
 from harness.dashboard import figures
 from harness.dashboard.figures import COLOURS, Series
 from harness.dashboard.table import figure_table
+from harness.exchange.reading import is_result
+from harness.exchange.result import ResultError
 from harness.metrics.latency import chunk_table, per_request
 from harness.metrics.run import Run, load_run
 from harness.slo import shown as shown_slo
@@ -53,9 +55,12 @@ def render(run_dirs: Sequence[Path]) -> str:
     from markupsafe import Markup
 
     for path in run_dirs:
-        if not (path / "meta.json").is_file():
+        if not (path / "meta.json").is_file() and not is_result(path):
             raise DashboardError(f"{path} is not a run directory: it has no meta.json")
-    comparison = compare(run_dirs)
+    try:
+        comparison = compare(run_dirs)
+    except ResultError as exc:
+        raise DashboardError(str(exc)) from exc
     shown = [
         _shown(name, path, summary)
         for name, path, summary in zip(comparison.names, run_dirs, comparison.summaries, strict=True)

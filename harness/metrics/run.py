@@ -55,6 +55,7 @@ class Run:
     retries: int = 0  # attempts that another one followed
     ending: dict[str, Any] = field(default_factory=dict)  # engine_end.json; empty where there is none
     server_metrics: tuple[dict[str, Any], ...] = ()  # what the server's /metrics said; t_ns from t0
+    imported: dict[str, Any] | None = None  # another tool's result in our terms: there are no records of it
 
     @property
     def load_kind(self) -> str | None:
@@ -84,8 +85,14 @@ class Run:
 
 
 def load_run(run_dir: str | Path) -> Run:
-    """Read a run directory. Raises FileNotFoundError only when there is no such folder."""
+    """Read a run directory, or a result file of another tool (harness.exchange). Raises FileNotFoundError
+    only when there is no such folder, and ResultError for such a file or its run directory."""
     folder = Path(run_dir)
+    if not folder.is_dir() or (folder / "meta.json").is_file():
+        from harness.exchange.kept import load_imported
+
+        if (imported := load_imported(folder)) is not None:
+            return imported
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give the directory of a run")
     problems: list[str] = []

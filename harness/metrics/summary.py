@@ -104,7 +104,9 @@ def to_json(summary: dict[str, Any]) -> str:
 
 
 def summarize(run: Run) -> dict[str, Any]:
-    """The summary of a loaded run, with every key of the contract."""
+    """The summary of a loaded run, with every key of the contract; an imported one has its own."""
+    if run.imported is not None:
+        return run.imported
     reasons = Reasons()
     slo = run.meta.get("slo") or {}
     frame = per_request(run.requests, slo)

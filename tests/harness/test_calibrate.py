@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from harness.calibrate.command import main
 from harness.calibrate.compare import compare
 from harness.calibrate.omission import View
 from harness.calibrate.store import cache_dir, load_calibration, rate_bucket, save_calibration
+from harness.cli import guard
 from harness.request_log import RequestRecord
 from tests.support.run_factory import request
 
@@ -115,7 +117,7 @@ def test_coordinated_omission_is_seen_in_one_view_and_not_in_the_other(tmp_path:
 
 
 @needs_truth_server
-def test_a_compiler_that_is_missing_and_wrong_arguments_are_one_line_and_exit_2(tmp_path: Path) -> None:
+def test_a_compiler_that_is_missing_is_one_line_and_exit_2(tmp_path: Path) -> None:
     done = calibrate(
         tmp_path,
         *("--coordinated-omission",),
@@ -124,16 +126,31 @@ def test_a_compiler_that_is_missing_and_wrong_arguments_are_one_line_and_exit_2(
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: CXX=no-such-compiler: no such compiler; install g++ or name one in CXX\n"
-    for args, message in (
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
         ((), "error: nothing to do"),
         (("--table", "+workload=chat"), "error: +workload=chat: overrides describe a run"),
         (("--table", "--cores", "0"), "error: --cores=0: needs two numbers"),
         (("--table", "--cores", "0,9999"), "error: --cores=0,9999: choose from"),
         (("+workload=nonsense",), "error: workload=nonsense"),
-    ):
-        done = calibrate(tmp_path, *args)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert done.stderr.startswith(message)
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_2(
+    args: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of the host lock
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert guard(lambda: main(args)) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith(message)
 
 
 @pytest.mark.parametrize(

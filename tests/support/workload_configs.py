@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,14 @@ def workload_file(name: str) -> str:
     return str(files("harness.conf") / "workload" / f"{name}.yaml")
 
 
+@cache
+def _shipped(name: str) -> dict[str, Any]:
+    return yaml.safe_load(Path(workload_file(name)).read_text(encoding="utf-8"))
+
+
 def workload(name: str, **changes: Any) -> dict[str, Any]:
     """The shipped node; `changes` are dotted keys with __ for the dot: input__cap=None."""
-    node = yaml.safe_load(Path(workload_file(name)).read_text(encoding="utf-8"))
+    node = copy.deepcopy(_shipped(name))
     for key, value in changes.items():
         target = node
         *path, last = key.split("__")

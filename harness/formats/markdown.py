@@ -1,0 +1,47 @@
+"""Markdown for the summary of a CI job: GitHub's $GITHUB_STEP_SUMMARY, a comment on a merge request."""
+
+from __future__ import annotations
+
+from harness.formats.report import Figure, Report
+from harness.table import MISSING, UNRELIABLE, number
+
+HEAD = (
+    "| metric | baseline | now | 95 % interval | change | limit | verdict |\n|---|--:|--:|--:|--:|--:|---|\n"
+)
+BOLD = ("regression", "inconclusive")
+
+
+def markdown(report: Report) -> str:
+    """A section that can follow another one: a heading with the outcome, the reasons, the table."""
+    run, baseline = (_plain(text) for text in (report.run, report.baseline))
+    parts = [f"### Gate: {report.outcome}, {_plain(report.name)}\n\nRun {run} against {baseline}.\n"]
+    reasons = [*report.reasons, *(f"{f.metric}: {f.reason}" for f in report.figures if f.reason)]
+    if reasons:
+        parts.append("".join(f"- {_plain(reason)}\n" for reason in reasons))
+    if report.figures:
+        parts.append(HEAD + "".join(map(_row, report.figures)))
+    return "\n".join(parts) + "\n"
+
+
+def _row(figure: Figure) -> str:
+    now = number(figure.value)
+    if figure.value is not None and figure.verdict == "inconclusive":
+        now = UNRELIABLE + now
+    cells = [
+        _plain(figure.metric),
+        number(figure.baseline),
+        now,
+        f"{number(figure.ci95[0])} to {number(figure.ci95[1])}" if figure.ci95 is not None else MISSING,
+        f"{100 * figure.change:+.1f} %" if figure.change is not None else MISSING,
+        number(figure.limit),
+        f"**{figure.verdict}**" if figure.verdict in BOLD else figure.verdict,
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _plain(text: str) -> str:
+    """Text as it is read: on one line, no cell's end, no tag, no emphasis."""
+    line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    for mark in "\\|`*[]":
+        line = line.replace(mark, f"\\{mark}")
+    return line

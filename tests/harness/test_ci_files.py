@@ -1,0 +1,140 @@
+"""The workflows under docs/ci: YAML of the right shape, and their own commands run on a stored run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+import yaml
+
+from harness.conf import compose
+from harness.gate import INCONCLUSIVE, INVALID, PASS, REGRESSION
+from tests.support.gated import gated, of_another
+
+ROOT = Path(__file__).parents[2]
+CI = ROOT / "docs" / "ci"
+BASELINE = "results/baselines/rag.json"
+
+
+def parsed(name: str) -> dict[str, Any]:
+    data = yaml.safe_load((CI / name).read_text())
+    assert isinstance(data, dict)
+    return data
+
+
+def github_steps() -> dict[str, dict[str, Any]]:
+    job = parsed("github-actions.yml")["jobs"]["gate"]
+    assert job["defaults"]["run"]["shell"] == "bash"
+    assert job["env"]["BASELINE"] == BASELINE
+    return {step["name"]: step for step in job["steps"] if "name" in step}
+
+
+def gitlab_job() -> dict[str, Any]:
+    job: dict[str, Any] = parsed("gitlab-ci.yml")["batchmark"]
+    assert job["variables"]["BASELINE"] == BASELINE
+    return job
+
+
+SCRIPTS = {
+    "github": [github_steps()[name]["run"] for name in ("Environment", "Run", "Gate")],
+    "gitlab": list(gitlab_job()["script"]),
+}
+
+
+@pytest.mark.parametrize("system", SCRIPTS)
+def test_they_set_up_and_run_what_there_is(system: str) -> None:
+    setup, *rest = SCRIPTS[system]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert setup.split()[0] == "make"
+    assert setup.split()[1] in targets
+    line = next(line for line in "\n".join(rest).splitlines() if " -m harness " in line)
+    config = compose(shlex.split(line.partition("|")[0])[3:])  # refuses what no setting is
+    assert (config.workload.name, config.engine.name) == ("rag", "continuous")
+    assert (ROOT / BASELINE).is_file()
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ci")
+    gated(folder)
+    return folder
+
+
+def job(folder: Path, stored: Path, baseline: Path, system: str) -> subprocess.CompletedProcess[str]:
+    """Run the job's scripts but `make`, in a folder whose `harness` has made the stored run before."""
+    python = folder / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$2" = harness ]; then echo "results: {stored}/run"; exit; fi\n'
+        f'exec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    python.chmod(0o755)
+    places = {name: str(folder / name.lower()) for name in ("GITHUB_ENV", "GITHUB_OUTPUT")}
+    env = {
+        **os.environ,
+        **places,
+        "GITHUB_STEP_SUMMARY": str(folder / "gate/summary.md"),
+        "PYTHONPATH": str(ROOT),
+        "BASELINE": str(baseline),
+    }
+    for script in SCRIPTS[system][1:]:
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            return done
+        for name in ("GITHUB_ENV", "GITHUB_OUTPUT"):
+            if Path(places[name]).exists():
+                env.update(line.split("=", 1) for line in Path(places[name]).read_text().splitlines())
+    return done
+
+
+@pytest.mark.parametrize("system", SCRIPTS)
+def test_a_regression_fails_the_job_and_leaves_its_files(tmp_path: Path, stored: Path, system: str) -> None:
+    done = job(tmp_path, stored, stored / "chat.json", system)
+    assert done.returncode == REGRESSION, done.stderr
+    suite = ET.parse(tmp_path / "gate/junit.xml").getroot()[0]
+    assert suite.attrib["failures"] == "1"
+    assert "### Gate: regression" in (tmp_path / "gate/summary.md").read_text()
+    for name in ("bencher.json", "pytorch.json"):
+        assert "latency_ms.tpot.p50" in (tmp_path / "gate" / name).read_text()
+    if system == "github":
+        assert (tmp_path / "github_output").read_text() == "smaller=true\nbigger=true\n"
+
+
+def test_github_warns_of_what_is_inconclusive(tmp_path: Path, stored: Path) -> None:
+    held = tmp_path / "held.json"
+    held.write_bytes((stored / "chat.json").read_bytes())
+    done = job(tmp_path, stored, of_another(held, "host"), "github")
+    assert done.returncode == PASS
+    assert "::warning::" in done.stdout
+    assert not (tmp_path / "github_output").exists()  # no chart of another machine's figures
+
+
+def test_gitlab_allows_what_is_inconclusive_and_nothing_else(tmp_path: Path, stored: Path) -> None:
+    assert gitlab_job()["allow_failure"] == {"exit_codes": INCONCLUSIVE}
+    held = tmp_path / "held.json"
+    held.write_bytes((stored / "chat.json").read_bytes())
+    assert job(tmp_path, stored, of_another(held, "schedule"), "gitlab").returncode == INVALID
+
+
+def test_what_is_kept_and_charted_is_what_the_gate_writes() -> None:
+    steps, gitlab = github_steps(), gitlab_job()
+    gate = steps["Gate"]["run"]
+    charts = {
+        step["with"]["tool"]: step["with"]["output-file-path"]
+        for step in steps.values()
+        if "github-action-benchmark" in step.get("uses", "")
+    }
+    assert f"--gab-smaller {charts['customSmallerIsBetter']}" in gate
+    assert f"--gab-bigger {charts['customBiggerIsBetter']}" in gate
+    assert "gate/" in steps["Keep the reports and the records"]["with"]["path"].split()
+    assert f"--junit {gitlab['artifacts']['reports']['junit']}" in SCRIPTS["gitlab"][1]
+    assert gitlab["artifacts"]["when"] == "always"
