@@ -22,6 +22,7 @@ import kernels
 from kernels.bench import attention
 from kernels.bench.cases import SHAPES
 from kernels.bench.machine import Machine, measure_machine
+from kernels.cpu.isa import candidates
 
 PASS, REGRESSION, USAGE, INVALID = 0, 1, 2, 3
 
@@ -75,6 +76,8 @@ def _check(args: argparse.Namespace) -> None:
     """Raises ValueError for what cannot work; sets the threads."""
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}: torch sees no CUDA device here; use --device cpu")
+    if args.device == "cpu":
+        candidates()
     for name in ("rounds", "threads", "rotate_mb", "block_size"):
         value = getattr(args, name)
         if value is not None and value < 1:

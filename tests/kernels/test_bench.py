@@ -167,6 +167,15 @@ def test_what_cannot_work_is_one_line(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("options", [[], ["--step"], ["--machine"]])
+def test_an_instruction_set_that_does_not_exist_is_one_line(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BATCHMARK_CPU_ISA", "bogus")
+    assert command.main(options) == 2
+    assert capsys.readouterr().err == "BATCHMARK_CPU_ISA=bogus: choose from amx, avx512, avx2, native\n"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_where_there_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--device", "cuda"]) == 2
