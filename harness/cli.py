@@ -30,6 +30,7 @@ Replay a workload against a batching engine and report throughput, TTFT, TPOT an
   python -m harness -m +workload=rag +engine=static,continuous,chunked  a sweep; ends with a comparison
   python -m harness +engine=openai engine.base_url=http://host:port     a server that is already running
   python -m harness +workload=trace workload.path=FILE model=smollm2    a trace, with a real model
+  python -m harness +workload=my.yaml +engine=chunked                   a workload of your own (workloads fit)
 
 options
   -m, --multirun   every combination of comma lists, choice(a,b) and range(start,stop,step)
