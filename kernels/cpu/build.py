@@ -34,10 +34,16 @@ FLAGS = (
 )
 LIBRARY = "libbatchmark_kernels.so"
 TIMEOUT_S = 300
+LEAST_FREE = 4 << 20
+"""Bytes of disk: with less than that left, a compiler that failed has failed for want of room."""
 
 
 class BuildError(RuntimeError):
     """The kernels cannot be compiled or loaded here. The message is one line that says why."""
+
+
+class CacheError(BuildError):
+    """No instruction set can be compiled here: there is no place to put the library."""
 
 
 def cache_dir() -> Path:
@@ -69,11 +75,17 @@ def build(isa: str) -> Path:
         handle, scratch = tempfile.mkstemp(suffix=".so", dir=directory)
         os.close(handle)
     except OSError as error:
-        raise BuildError(f"cannot write {directory}: {error.strerror}; set BATCHMARK_CACHE") from error
+        raise CacheError(f"cannot write {directory}: {error.strerror}; set BATCHMARK_CACHE") from error
     try:
         _run([compiler, *FLAGS, *ISAS[isa].flags, *(str(SOURCE / name) for name in SOURCES), "-o", scratch])
         os.chmod(scratch, 0o755)
         os.replace(scratch, library)
+    except BuildError as error:
+        if shutil.disk_usage(directory).free < LEAST_FREE:
+            raise CacheError(
+                f"no room in {directory} for the compiled kernels; set BATCHMARK_CACHE"
+            ) from error
+        raise
     finally:
         Path(scratch).unlink(missing_ok=True)
     return library

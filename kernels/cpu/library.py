@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu.build import BuildError, build
+from kernels.cpu.build import BuildError, CacheError, build
 from kernels.cpu.isa import candidates
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -73,6 +73,8 @@ def best() -> Library:
     for isa in candidates():
         try:
             return load(isa)
+        except CacheError:
+            raise
         except BuildError as error:
             errors.append(error)
     raise errors[-1]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import build
+from kernels.cpu import build, library
 from kernels.cpu.isa import ISAS, NATIVE, candidates, runnable
 
 ROOT = Path(__file__).parents[2]
@@ -147,6 +147,26 @@ def test_a_folder_that_cannot_be_written_names_the_setting(tmp_path, monkeypatch
     monkeypatch.setenv("BATCHMARK_CACHE", str(tmp_path / "file"))
     with pytest.raises(build.BuildError, match="BATCHMARK_CACHE"):
         build.build("native")
+
+
+def test_a_full_disk_ends_the_search_and_not_every_compiler_run(tmp_path, monkeypatch):
+    script = tmp_path / "c++"
+    script.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit\necho x >> {tmp_path}/runs\nexit 1\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("BATCHMARK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "LEAST_FREE", 1 << 62)
+    library.best.cache_clear()
+    library.load.cache_clear()
+    try:
+        with pytest.raises(build.CacheError, match=r"no room in .*; set BATCHMARK_CACHE"):
+            library.best()
+    finally:
+        library.best.cache_clear()
+        library.load.cache_clear()
+    assert (tmp_path / "runs").read_text().split() == ["x"], "one, not one for each instruction set"
 
 
 def test_instruction_sets_follow_the_cpu():
