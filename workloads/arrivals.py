@@ -191,7 +191,10 @@ def _times(
     if arrivals.pinned:
         counts = counts * (n / counts[-1])
     if not arrivals.swings.still:
-        times = place_swinging(seed, counts, rate, arrivals.swings, duration_s)
+        until_s = None if arrivals.pinned else duration_s
+        times = place_swinging(seed, counts, rate, arrivals.swings, until_s)
+        if arrivals.pinned and isinstance(rate, float | int):
+            times = times * (n / rate / times[-1])
     elif isinstance(rate, RateProfile):
         times = rate.place(counts)
     else:
@@ -217,6 +220,11 @@ def _clustered(seed: int, cluster: Cluster, process: Process, n: int) -> tuple[n
 
 
 def _refuse_two_shapes(arrivals: Arrivals, rate: float | RateProfile) -> None:
+    if arrivals.kind == "constant" and not arrivals.swings.still:
+        raise WorkloadError(
+            "workload.arrivals.kind=constant: factor, day and on_off swing the rate, and the gaps with it; "
+            "set those to null, or choose another kind"
+        )
     if arrivals.burst.factor == 1:
         return
     if isinstance(rate, RateProfile):

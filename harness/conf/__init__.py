@@ -204,6 +204,9 @@ def _set(cfg: DictConfig, override: Override, text: str) -> None:
     _check_known(cfg, key, text)
     node = OmegaConf.select(cfg, key, throw_on_missing=False, throw_on_resolution_failure=False)
     if OmegaConf.is_dict(node):
+        if value is None and key.startswith("workload."):  # the workload knows which may be absent
+            OmegaConf.update(cfg, key, None, merge=False)
+            return
         if not isinstance(value, dict):
             known = "; set one of: " + ", ".join(f"{key}.{k}" for k in node)
             raise UsageError(f"{text}: {key} holds settings{known if node else f', as {key}.name=value'}")

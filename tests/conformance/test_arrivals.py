@@ -81,7 +81,10 @@ def test_poisson_has_dispersion_one_at_every_worker_count(seed: int, workers: in
 
 def test_constant_is_constant() -> None:
     """inference-sim/inference-sim#845: a normalised exponential under the name of constant."""
-    times = times_of(drawn("workload.arrivals.kind=constant", "workload.rate=50", "load.requests=2000"))
+    constant = ("workload.arrivals.kind=constant", "workload.rate=50", "load.requests=2000")
+    with pytest.raises(ValueError, match="kind=constant: factor, day and on_off swing the rate"):
+        drawn(*constant)
+    times = times_of(drawn(*constant, "workload.arrivals.factor=null"))
     assert len(times) == 2000
     assert cv_of(times) < 0.01
     assert (len(times) - 1) / (times[-1] - times[0]) == pytest.approx(50)

@@ -249,3 +249,11 @@ def test_a_file_that_is_no_workload_is_refused_by_its_name(tmp_path, text, words
         compose([f"workload={file}"])
     assert str(error.value).startswith(f"workload={file}: ")
     assert "\n" not in str(error.value)
+
+
+def test_a_part_of_a_workload_can_be_taken_away():
+    cfg = compose(["workload=rag", "workload.arrivals.factor=null"])
+    assert cfg.workload.arrivals.factor is None
+    assert compose(["workload=agent", "workload.sessions=null"]).workload.sessions is None
+    with pytest.raises(UsageError, match=r"engine=null|takes one name|no such"):
+        compose(["engine=null"])

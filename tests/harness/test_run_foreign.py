@@ -7,10 +7,12 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import yaml
 
 from harness.conf import UsageError, compose
 from harness.foreign import probe
 from harness.target import foreign_target
+from tests.support.workload_configs import workload
 
 
 @pytest.fixture
@@ -153,11 +155,16 @@ def test_what_a_foreign_server_is_sent(server):
     assert chat.load.api == "chat"
 
 
-@pytest.mark.parametrize("key", ["workload.websocket_fraction", "workload.classes.short.websocket_fraction"])
-def test_it_is_asked_over_http_alone(key):
-    foreign = ["engine=openai", "engine.base_url=http://127.0.0.1:1", "workload=short"]
+@pytest.mark.parametrize("of_class", [False, True])
+def test_it_is_asked_over_http_alone(tmp_path, of_class):
+    foreign = ["engine=openai", "engine.base_url=http://127.0.0.1:1"]
+    node = workload("short")
+    (node["classes"]["short"] if of_class else node)["websocket_fraction"] = 0.2
+    key = "workload.classes.short.websocket_fraction" if of_class else "workload.websocket_fraction"
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(node))
     with pytest.raises(
         UsageError, match=rf"{key}=0.2: \+engine=openai is asked over HTTP alone; needs {key}=0"
     ):
-        compose([*foreign, f"+{key}=0.2" if "classes" in key else f"{key}=0.2"])
-    compose([*foreign, "workload.websocket_fraction=0"])
+        compose([*foreign, f"workload={file}"])
+    compose([*foreign, "workload=short", "workload.websocket_fraction=0"])
