@@ -1,0 +1,70 @@
+"""What the figures of the experiments have in common: one look, light, and one colour for each engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from harness.dashboard.colours import colour
+
+WIDTH, HEIGHT = 960, 480
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def chart(title: str, x: str, y: str, *, x_type: str = "linear", y_type: str = "linear") -> go.Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        template="plotly_white",
+        title={"text": title, "font": {"size": 19}, "x": 0.01, "xanchor": "left"},
+        font={"size": 15, "family": "DejaVu Sans, Arial, sans-serif"},
+        legend={"orientation": "h", "y": -0.2, "x": 0},
+        margin={"l": 80, "r": 30, "t": 60, "b": 70},
+        width=WIDTH,
+        height=HEIGHT,
+        bargap=0.25,
+    )
+    figure.update_xaxes(title=x, type=x_type)
+    figure.update_yaxes(title=y, type=y_type)
+    return figure
+
+
+def line(
+    figure: go.Figure,
+    engine: str,
+    x: Sequence[float],
+    y: Sequence[float],
+    name: str | None = None,
+    *,
+    style: int = 0,
+    mode: str = "lines+markers",
+    **more: object,
+) -> None:
+    """style: 0, 1, ... tells lines of one engine apart."""
+    figure.add_scatter(
+        x=_round(x),
+        y=_round(y),
+        name=name or engine,
+        mode=mode,
+        line={"color": colour(engine), "dash": DASHES[style % len(DASHES)], "width": 2.5},
+        marker={"size": 8},
+        **more,
+    )
+
+
+def bars(
+    figure: go.Figure, engine: str, x: Sequence[str], y: Sequence[float], name: str | None = None, opacity: float = 1
+) -> None:
+    figure.add_bar(
+        x=list(x),
+        y=_round(y),
+        name=name or engine,
+        marker={"color": colour(engine), "opacity": opacity},
+        text=[f"{value:.3g}" for value in y],
+        textposition="outside",
+        cliponaxis=False,
+    )
+
+
+def _round(values: Sequence[float]) -> list[float | None]:
+    return [None if v != v else float(f"{v:.6g}") for v in values]
