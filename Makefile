@@ -8,10 +8,10 @@ PY := $(VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env bench test check aot-all format model gpu-check clean
+.PHONY: help env bench gallery gallery-smoke test check aot-all format model gpu-check clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 env: $(VENV)/.ready ## Create .venv with the pinned versions
 
@@ -25,6 +25,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 bench: env ## The main job: RAG traffic against the continuous-batching engine
 	$(PY) -m harness +workload=rag +engine=continuous
+
+gallery: env ## Published results rerun, half an hour, into results/gallery (RESUME=1: what is missing)
+	$(PY) -m harness.experiments gallery -o results/gallery $(if $(RESUME),--resume)
+
+gallery-smoke: env ## A minimal form of all of them, minutes, into results/runs/gallery-smoke
+	$(PY) -m harness.experiments gallery --smoke -o results/runs/gallery-smoke $(if $(RESUME),--resume)
 
 test: env check model ## Lint, types and the whole test suite, with the real model
 	$(PY) -m pytest

@@ -1,20 +1,25 @@
 """23 x from continuous batching (Anyscale, 2023)? Taken apart into slots and KV, predicted and measured.
 
 A static batch waits for its longest answer, so its slots are worth 1 / (longest / mean of a batch). Whoever
-reserves prompt and limit holds fewer requests at a time than who takes blocks as they fill. Both factors follow
-from the lengths alone: they are predicted here from the schedule, and measured with three engines of one pool.
+reserves prompt and limit holds fewer requests at a time than who takes blocks as they fill. Both factors
+follow from the lengths alone: they are predicted here from the schedule, and measured with three engines of
+one pool.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from harness.experiments.experiment import Bench, Claim, Experiment, Findings, Table, medians, number, spread
 from harness.experiments.simulation import Played
 from workloads.schedule import ScheduledRequest
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 SCALE, PROMPT = 32, 32
 CAPS = (8, 32, 128, 384)
@@ -55,7 +60,7 @@ def measured_slots(played: Played) -> float:
 
 def run(bench: Bench) -> Findings:
     caps = (32, 384) if bench.smoke else CAPS
-    requests = ["load.requests=60"] if bench.smoke else []
+    requests = ["load.requests=32"] if bench.smoke else []
     points = {
         f"{engine}, cap {cap}": [f"engine={engine}", *overrides(cap), *requests]
         for cap in caps
@@ -67,7 +72,7 @@ def run(bench: Bench) -> Findings:
     gains: dict[str, list[float]] = {engine: [] for engine in ENGINES}
     for cap in caps:
         static, orca, paged = (outcomes[f"{engine}, cap {cap}"] for engine in ENGINES)
-        one, worst, last = (found[f"{engine}, cap {cap}"][0] for engine in ENGINES)
+        one, _worst, last = (found[f"{engine}, cap {cap}"][0] for engine in ENGINES)
         plan = [seen.planned for seen in one.seen]
         config = one.config
         blocks = (config.num_kv_blocks or 0) - 1
@@ -77,14 +82,26 @@ def run(bench: Bench) -> Findings:
         for name, o in (("static", static), ("orca", orca), ("continuous", paged)):
             gains[name].append(o.output_tokens_per_s / static.output_tokens_per_s)
             rows.append(
-                [f"cap {cap}", name, number(o.output_tokens_per_s), number(o.total_tokens_per_s)]
-                + [f"{gains[name][-1]:.2f}", number(o.batch_mean), f"{o.useful:.0%}"]
+                [
+                    f"cap {cap}",
+                    name,
+                    number(o.output_tokens_per_s),
+                    number(o.total_tokens_per_s),
+                    f"{gains[name][-1]:.2f}",
+                    number(o.batch_mean),
+                    f"{o.useful:.0%}",
+                ]
             )
         factors.append(
-            [f"cap {cap}", f"{slots:.2f}", f"{measured_slots(one):.2f}"]
-            + [f"{orca.output_tokens_per_s / static.output_tokens_per_s:.2f}"]
-            + [f"{batch / held:.2f}", f"{paged.batch_mean / orca.batch_mean:.2f}"]
-            + [f"{paged.output_tokens_per_s / orca.output_tokens_per_s:.2f}"]
+            [
+                f"cap {cap}",
+                f"{slots:.2f}",
+                f"{measured_slots(one):.2f}",
+                f"{orca.output_tokens_per_s / static.output_tokens_per_s:.2f}",
+                f"{batch / held:.2f}",
+                f"{paged.batch_mean / orca.batch_mean:.2f}",
+                f"{paged.output_tokens_per_s / orca.output_tokens_per_s:.2f}",
+            ]
         )
         ratios[f"cap {cap}"] = bench.ratios(last)
     top = gains["continuous"][-1]
@@ -93,8 +110,10 @@ def run(bench: Bench) -> Findings:
     return Findings(
         claims=[
             Claim(
-                "continuous batching with paging beats static batching, and the more so the more lengths vary",
-                "8 x from batching by iteration and 23 x with paging at the largest cap, little at the smallest",
+                "continuous batching with paging beats static batching, and the more so the more lengths "
+                "vary",
+                "8 x from batching by iteration and 23 x with paging at the largest cap, little at the "
+                "smallest",
                 f"{spread(gains['continuous'])} x from cap {caps[0]} to {caps[-1]}",
                 rising and top > 2,
             ),
@@ -116,24 +135,34 @@ def run(bench: Bench) -> Findings:
                 f"{factors[-1][1]} x predicted, {factors[-1][3]} x in tokens/s",
                 abs(gains["orca"][-1] / float(factors[-1][1]) - 1) <= WITHIN,
             ),
-            Claim(
-                "the whole 23 x", "23 x", f"{top:.1f} x", top > 11.5
-            ),
+            Claim("the whole 23 x", "23 x", f"{top:.1f} x", top > 11.5),
         ],
         because=(
             f"the gain is slots times KV, and both follow from the lengths: {factors[-1][1]} x and "
-            f"{factors[-1][4]} x as many requests at a time are predicted at the largest cap. A bigger batch pays less "
-            "than its size past the ridge, and what is left of the 23 x is the published baseline (naive pipelines "
-            "without fused kernels), which has no counterpart here: all three engines share one runner. Theirs counts "
+            f"{factors[-1][4]} x as many requests at a time are predicted at the largest cap. A bigger "
+            "batch pays less "
+            "than its size past the ridge, and what is left of the 23 x is the published baseline (naive "
+            "pipelines "
+            "without fused kernels), which has no counterpart here: all three engines share one runner. "
+            "Theirs counts "
             f"prompts as well: here {share[3]} tokens/s by that measure, {share[2]} of answers."
         ),
         tables=[
             Table(
-                ("", "engine", "output tokens/s", "(prompt + output)/s", "x static", "batch", "useful"), rows, "throughput"
+                ("", "engine", "output tokens/s", "(prompt + output)/s", "x static", "batch", "useful"),
+                rows,
+                "throughput",
             ),
             Table(
-                ("", "slots, predicted", "slots, measured", "orca / static, tokens/s")
-                + ("batch, predicted", "batch, measured", "continuous / orca, tokens/s"),
+                (
+                    "",
+                    "slots, predicted",
+                    "slots, measured",
+                    "orca / static, tokens/s",
+                    "batch, predicted",
+                    "batch, measured",
+                    "continuous / orca, tokens/s",
+                ),
                 factors,
                 "factors",
             ),
@@ -144,13 +173,19 @@ def run(bench: Bench) -> Findings:
     )
 
 
-def _figure(caps: Sequence[int], gains: dict[str, list[float]]):
+def _figure(caps: Sequence[int], gains: dict[str, list[float]]) -> Figure:
     from harness.experiments.figures import bars, chart
 
     figure = chart(
-        "Throughput over static batching, by the cap on answers", "cap, tokens (answers exponential, mean 32)", "x static"
+        "Throughput over static batching, by the cap on answers",
+        "cap, tokens (answers exponential, mean 32)",
+        "x static",
     )
-    names = {"static": "static", "orca": "every iteration, worst case reserved", "continuous": "every iteration, paged"}
+    names = {
+        "static": "static",
+        "orca": "every iteration, worst case reserved",
+        "continuous": "every iteration, paged",
+    }
     for engine, values in gains.items():
         bars(figure, engine, [str(cap) for cap in caps], values, names[engine])
     return figure
@@ -160,7 +195,8 @@ EXPERIMENT = Experiment(
     name="anyscale_throughput",
     title="23 x from continuous batching, taken apart",
     source="Anyscale, How continuous batching enables 23x throughput (2023)",
-    published="OPT-13B on an A100: naive static 1 x, FasterTransformer 4 x, continuous 8 x, vLLM 23 x, at the cap of 1,536",
+    published="OPT-13B on an A100: naive static 1 x, FasterTransformer 4 x, continuous 8 x, vLLM 23 x, at "
+    "the cap of 1,536",
     run=run,
     real=True,
     minutes=2,

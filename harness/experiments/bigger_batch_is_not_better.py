@@ -1,16 +1,23 @@
 """A bigger batch is not better past the ridge: throughput stops growing, the time of a token does not.
 
-The engine is asked for more than it can do, with max_num_seqs from 1 to 64. Up to the ridge, where a decode step takes
-twice as long as it does for nobody, seats buy throughput for little; past it they buy little, for TPOT in proportion. So
-goodput, the requests a second that meet both limits, has its best in the middle. The rate and the TPOT limit are multiples
-of what this machine does, so that the question is the same everywhere.
+The engine is asked for more than it can do, with max_num_seqs from 1 to 64. Up to the ridge, where a decode
+step takes twice as long as it does for nobody, seats buy throughput for little; past it they buy little,
+for TPOT in proportion. So goodput, the requests a second that meet both limits, has its best in the middle.
+The rate and the TPOT limit are multiples of what this machine does, so that the question is the same
+everywhere.
 """
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 from harness.experiments.experiment import Bench, Claim, Experiment, Findings, Table, number
 from harness.experiments.outcome import fitted_cost, outcome
 from harness.experiments.simulation import Cost, Played
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 SEATS = (1, 2, 4, 8, 16, 32, 64)
 LOAD = 1.1
@@ -43,7 +50,9 @@ def run(bench: Bench) -> Findings:
     for number_of in seats:
         bench.say(f"{bench.name}: {number_of} seats")
         (plays[number_of],) = bench.play(
-            f"engine.max_num_seqs={number_of}", f"workload.rate={LOAD * capacity:.4g}", f"load.requests={requests}"
+            f"engine.max_num_seqs={number_of}",
+            f"workload.rate={LOAD * capacity:.4g}",
+            f"load.requests={requests}",
         )
     found = {n: outcome(played) for n, played in plays.items()}
     good = {n: goodput(played, TTFT_MS, limit) for n, played in plays.items()}
@@ -57,7 +66,8 @@ def run(bench: Bench) -> Findings:
         claims=[
             Claim(
                 "past the ridge seats cost more in TPOT than they bring in throughput",
-                "the ridge of the roofline: a batch is free until arithmetic takes as long as reading the weights",
+                "the ridge of the roofline: a batch is free until arithmetic takes as long as reading the "
+                "weights",
                 f"from {near} to {seats[-1]} seats {faster:.2f} x tokens/s, {slower:.2f} x TPOT p50",
                 slower > 1.1 * faster,
             ),
@@ -69,16 +79,33 @@ def run(bench: Bench) -> Findings:
             ),
         ],
         because=(
-            f"a pass takes {cost.step * 1e3:.1f} ms and {cost.row * 1e3:.2f} ms for each sequence in it, so the ridge is "
-            f"at {cost.ridge:.0f}. With fewer seats who waits misses the TTFT limit of {TTFT_MS:.0f} ms, with more "
+            f"a pass takes {cost.step * 1e3:.1f} ms and {cost.row * 1e3:.2f} ms for each sequence in it, "
+            "so the ridge is "
+            f"at {cost.ridge:.0f}. With fewer seats who waits misses the TTFT limit of {TTFT_MS:.0f} ms, "
+            "with more "
             f"everybody misses the TPOT limit of {limit:.1f} ms."
         ),
         tables=[
             Table(
-                ("max_num_seqs", "tokens/s", "TPOT p50, ms", "TPOT p99", "TTFT p50", "batch", "goodput, requests/s"),
+                (
+                    "max_num_seqs",
+                    "tokens/s",
+                    "TPOT p50, ms",
+                    "TPOT p99",
+                    "TTFT p50",
+                    "batch",
+                    "goodput, requests/s",
+                ),
                 [
-                    [str(n), number(o.output_tokens_per_s), number(o.tpot_p50_ms), number(o.tpot_p99_ms)]
-                    + [number(o.ttft_p50_ms), number(o.batch_mean), number(good[n])]
+                    [
+                        str(n),
+                        number(o.output_tokens_per_s),
+                        number(o.tpot_p50_ms),
+                        number(o.tpot_p99_ms),
+                        number(o.ttft_p50_ms),
+                        number(o.batch_mean),
+                        number(good[n]),
+                    ]
                     for n, o in found.items()
                 ],
             )
@@ -89,21 +116,26 @@ def run(bench: Bench) -> Findings:
     )
 
 
-def _figure(seats, found, good, ridge, limit):
-    from harness.experiments.figures import chart, line
+def _figure(seats, found, good, ridge, limit) -> Figure:
+    from harness.experiments.figures import chart, level, line, moment
 
-    figure = chart(
-        "Seats past the ridge", "max_num_seqs", "of the best", x_type="log"
-    )
+    figure = chart("Seats past the ridge", "max_num_seqs", "of the best", x_type="log")
     tokens = [found[n].output_tokens_per_s for n in seats]
     line(figure, "continuous", seats, [t / max(tokens) for t in tokens], "tokens/s")
     line(figure, "chunked", seats, [good[n] / max(good.values()) for n in seats], "goodput")
     tpot = [found[n].tpot_p50_ms for n in seats]
-    line(figure, "static", seats, [t / max(tpot) for t in tpot], f"TPOT p50 (limit {limit:.0f} ms: dotted)", style=1)
-    figure.add_hline(y=limit / max(tpot), line_dash="dot", line_color="#D55E00")
-    figure.add_vline(x=ridge, line_dash="dot", line_color="#777", annotation_text="ridge")
-    figure.update_xaxes(tickvals=list(seats))
-    figure.update_yaxes(rangemode="tozero")
+    line(
+        figure,
+        "static",
+        seats,
+        [t / max(tpot) for t in tpot],
+        f"TPOT p50 (limit {limit:.0f} ms: dotted)",
+        style=1,
+    )
+    level(figure, limit / max(tpot), "", "#D55E00")
+    moment(figure, ridge, "ridge")
+    figure.update_xaxes(tickvals=list(seats), range=[-0.05, math.log10(seats[-1]) + 0.05])
+    figure.update_yaxes(range=[0, 1.1])
     return figure
 
 

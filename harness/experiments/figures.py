@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
 from harness.dashboard.colours import colour
 
-WIDTH, HEIGHT = 960, 480
+WIDTH, HEIGHT = 840, 400
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -53,7 +54,12 @@ def line(
 
 
 def bars(
-    figure: go.Figure, engine: str, x: Sequence[str], y: Sequence[float], name: str | None = None, opacity: float = 1
+    figure: go.Figure,
+    engine: str,
+    x: Sequence[str],
+    y: Sequence[float],
+    name: str | None = None,
+    opacity: float = 1,
 ) -> None:
     figure.add_bar(
         x=list(x),
@@ -63,6 +69,25 @@ def bars(
         text=[f"{value:.3g}" for value in y],
         textposition="outside",
         cliponaxis=False,
+    )
+    figure.update_xaxes(type="category")
+
+
+def level(figure: go.Figure, y: float, text: str, color: str = "#777777") -> None:
+    """A dotted line across, with its name above its left end; y in the axis' own unit, logarithmic or not."""
+    figure.add_hline(y=y, line_dash="dot", line_color=color)
+    at = math.log10(y) if figure.layout.yaxis.type == "log" else y
+    figure.add_annotation(
+        x=0, xref="x domain", y=at, text=text, showarrow=False, xanchor="left", yanchor="bottom"
+    )
+
+
+def moment(figure: go.Figure, x: float, text: str) -> None:
+    """A dotted line from top to bottom, with its name beside it."""
+    figure.add_vline(x=x, line_dash="dot", line_color="#777777")
+    at = math.log10(x) if figure.layout.xaxis.type == "log" else x
+    figure.add_annotation(
+        x=at, y=1, yref="y domain", text=text, showarrow=False, xanchor="left", yanchor="top", xshift=4
     )
 
 

@@ -1,14 +1,20 @@
 """What one document in ten requests costs the chats beside it.
 
-The same chats with documents among them and without, under whole prompts first, whole prompts in the decodes' pass and
-chunks. sarathi_stalls plays one arrival by hand; here they arrive as they do, and their effect is on percentiles.
+The same chats with documents among them and without, under whole prompts first, whole prompts in the
+decodes' pass and chunks. sarathi_stalls plays one arrival by hand; here they arrive as they do, and their
+effect is on percentiles.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from harness.experiments.experiment import Bench, Claim, Experiment, Findings, Table, medians, number
 from harness.experiments.outcome import Outcome, outcome
 from harness.experiments.simulation import Played
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 ROUNDS = 2
 POINTS = {
@@ -49,7 +55,8 @@ def run(bench: Bench) -> Findings:
             Claim(
                 "chunks take most of it away",
                 "stalls bounded by the token budget (Sarathi-Serve)",
-                f"longest gap {longest['chunks of 64']:.0f} ms (64) and {longest['chunks of 256']:.0f} ms (256), "
+                f"longest gap {longest['chunks of 64']:.0f} ms (64) and {longest['chunks of 256']:.0f} ms "
+                "(256), "
                 f"{longest['whole prompts']:.0f} ms whole",
                 longest["chunks of 64"] < longest["chunks of 256"] < longest["whole prompts"],
             ),
@@ -57,23 +64,44 @@ def run(bench: Bench) -> Findings:
                 "and the documents pay",
                 "TTFT is worse the smaller the chunk",
                 f"their TTFT p50 {theirs['chunks of 64'].ttft_p50_ms:.0f} ms (64), "
-                f"{theirs['chunks of 256'].ttft_p50_ms:.0f} ms (256), {theirs['whole prompts'].ttft_p50_ms:.0f} ms whole",
+                f"{theirs['chunks of 256'].ttft_p50_ms:.0f} ms (256), "
+                f"{theirs['whole prompts'].ttft_p50_ms:.0f} ms whole",
                 theirs["chunks of 64"].ttft_p50_ms > theirs["whole prompts"].ttft_p50_ms,
             ),
         ],
         because=(
-            "every reader is in the pass that computes the document, so one document stalls all of them at a time. Chunks spread "
+            "every reader is in the pass that computes the document, so one document stalls all of them "
+            "at a time. Chunks spread "
             "the same work over many passes. A mean over an answer hides it: TPOT p99 is "
-            f"{tpot['whole prompts']:.1f} ms with whole prompts and {tpot['chunks of 64']:.1f} ms with chunks of 64, "
+            f"{tpot['whole prompts']:.1f} ms with whole prompts and {tpot['chunks of 64']:.1f} ms with "
+            "chunks of 64, "
             "since the work is the same."
         ),
         tables=[
             Table(
-                ("", "chats' TPOT p50, ms", "p99", "gap p99, ms", "longest", "TTFT p99", "documents' TTFT p50", "p99"),
+                (
+                    "",
+                    "chats' TPOT p50, ms",
+                    "p99",
+                    "gap p99, ms",
+                    "longest",
+                    "TTFT p99",
+                    "documents' TTFT p50",
+                    "p99",
+                ),
                 [
-                    [name, number(o.tpot_p50_ms), number(o.tpot_p99_ms), number(o.gap_p99_ms), number(o.gap_max_ms)]
+                    [
+                        name,
+                        number(o.tpot_p50_ms),
+                        number(o.tpot_p99_ms),
+                        number(o.gap_p99_ms),
+                        number(o.gap_max_ms),
+                    ]
                     + [number(o.ttft_p99_ms)]
-                    + [number(getattr(theirs[name], f)) if name in theirs else "–" for f in ("ttft_p50_ms", "ttft_p99_ms")]
+                    + [
+                        number(getattr(theirs[name], f)) if name in theirs else "–"
+                        for f in ("ttft_p50_ms", "ttft_p99_ms")
+                    ]
                     for name, o in found.items()
                 ],
             )
@@ -84,7 +112,7 @@ def run(bench: Bench) -> Findings:
     )
 
 
-def _figure(gap: dict[str, float], longest: dict[str, float], theirs: dict[str, float]):
+def _figure(gap: dict[str, float], longest: dict[str, float], theirs: dict[str, float]) -> Figure:
     from harness.experiments.figures import bars, chart
 
     figure = chart("What documents cost the chats beside them", "", "ms", y_type="log")

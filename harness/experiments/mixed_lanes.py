@@ -1,17 +1,22 @@
 """One queue against three: chats, retrieval and summaries on one engine that is at its limit.
 
-In one queue first come, first served, a chat waits behind every document before it. Three lanes with weights 4, 2 and 1
-share the engine by class, and a lane that does not use its share leaves it to the others. `priority` orders the one queue
-by urgency, for comparison: it serves chats first at any price.
+In one queue first come, first served, a chat waits behind every document before it. Three lanes with
+weights 4, 2 and 1 share the engine by class, and a lane that does not use its share leaves it to the
+others. `priority` orders the one queue by urgency, for comparison: it serves chats first at any price.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 from harness.experiments.experiment import Bench, Claim, Experiment, Findings, Table, medians, number
 from harness.experiments.outcome import Outcome, outcome
 from harness.experiments.simulation import Played, Seen
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 CLASSES = ("interactive", "long_context", "batch")
 LANES = "engine.lanes={interactive: {weight: 4}, long_context: {weight: 2}, batch: {weight: 1}}"
@@ -32,7 +37,9 @@ def late(played: Played) -> int:
     return sum(
         1
         for s in played.seen
-        if s.planned.deadline_ms and not s.hung_up and ((s.end_s or 0.0) - s.intended_s) * 1e3 > s.planned.deadline_ms
+        if s.planned.deadline_ms
+        and not s.hung_up
+        and ((s.end_s or 0.0) - s.intended_s) * 1e3 > s.planned.deadline_ms
     )
 
 
@@ -40,9 +47,7 @@ def run(bench: Bench) -> Findings:
     requests = ("load.requests=60",) if bench.smoke else ()
     plays = bench.rounds({name: [*how, *requests] for name, how in POINTS.items()}, rounds=1)
     everybody = medians(plays)
-    found: dict[str, dict[str, Outcome]] = {
-        c: medians(plays, lambda played, c=c: outcome(played, of(c))) for c in CLASSES
-    }
+    found: dict[str, dict[str, Outcome]] = {c: medians(plays, partial(outcome, only=of(c))) for c in CLASSES}
     chat = {name: o.ttft_p99_ms for name, o in found["interactive"].items()}
     batch = {name: o.ttft_p99_ms for name, o in found["batch"].items()}
     rate = {name: o.output_tokens_per_s for name, o in everybody.items()}
@@ -58,7 +63,8 @@ def run(bench: Bench) -> Findings:
             Claim(
                 "the summaries pay, but not without bound",
                 "not published",
-                f"their p99 TTFT {batch['one queue']:.0f} ms in one queue, {batch['three lanes']:.0f} ms in three lanes "
+                f"their p99 TTFT {batch['one queue']:.0f} ms in one queue, {batch['three lanes']:.0f} ms "
+                "in three lanes "
                 f"({batch['priority']:.0f} ms by priority)",
                 batch["three lanes"] > batch["one queue"],
             ),
@@ -70,14 +76,22 @@ def run(bench: Bench) -> Findings:
             ),
         ],
         because=(
-            "half of the requests are chats, but most of the tokens are the documents', so a chat's wait in one queue is "
+            "half of the requests are chats, but most of the tokens are the documents', so a chat's wait "
+            "in one queue is "
             "made of documents. Lanes cut it without a second engine, since what is idle is lent."
         ),
         tables=[
             Table(
                 ("class", "", "TTFT p50, ms", "TTFT p99", "E2E p99", "TPOT p99"),
                 [
-                    [c, name, number(o.ttft_p50_ms), number(o.ttft_p99_ms), number(o.e2e_p99_ms), number(o.tpot_p99_ms)]
+                    [
+                        c,
+                        name,
+                        number(o.ttft_p50_ms),
+                        number(o.ttft_p99_ms),
+                        number(o.e2e_p99_ms),
+                        number(o.tpot_p99_ms),
+                    ]
                     for c, part in found.items()
                     for name, o in part.items()
                 ],
@@ -97,7 +111,7 @@ def run(bench: Bench) -> Findings:
     )
 
 
-def _figure(found: dict[str, dict[str, Outcome]]):
+def _figure(found: dict[str, dict[str, Outcome]]) -> Figure:
     from harness.experiments.figures import bars, chart
 
     figure = chart("p99 TTFT by class", "", "ms", y_type="log")

@@ -16,8 +16,9 @@ from harness.experiments.simulation import Cost, Played, Seen
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Latency is of completed requests, from the intended arrival, as the user saw it; NaN where nothing was
-    measured, as the TPOT of an answer that came in one piece. seconds: from the first arrival to the last end."""
+    """Latency is of completed requests, from the intended arrival, as the user saw it; NaN where nothing
+    was measured, as the TPOT of an answer that came in one piece. seconds: from the first arrival to the
+    last end."""
 
     completed: int
     seconds: float

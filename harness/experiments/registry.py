@@ -1,5 +1,5 @@
-"""The experiments by name, in the order in which the gallery shows them. A name is a module here and a preset in
-harness/conf/experiment/."""
+"""The experiments by name, in the order in which the gallery shows them. A name is a module here and a
+preset in harness/conf/experiment/."""
 
 from __future__ import annotations
 

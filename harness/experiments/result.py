@@ -52,7 +52,11 @@ def text(found: dict[str, Any]) -> str:
     for part, values in found["ratios"].items():
         lines += [f"{part}:", Ratios(**values).text(), ""]
     for table in found["tables"]:
-        lines += [*([table["name"]] if table["name"] else []), *_columns([table["titles"], *table["rows"]]), ""]
+        lines += [
+            *([table["name"]] if table["name"] else []),
+            *_columns([table["titles"], *table["rows"]]),
+            "",
+        ]
     for claim in found["claims"]:
         lines += [
             f"{'held    ' if claim['held'] else 'NOT HELD'} {claim['text']}",
@@ -83,7 +87,10 @@ def markdown(found: dict[str, Any]) -> str:
         "",
         *_grid(
             ("", "claim", "published", "measured"),
-            [["held" if c["held"] else "not held", c["text"], c["published"], c["measured"]] for c in found["claims"]],
+            [
+                ["held" if c["held"] else "not held", c["text"], c["published"], c["measured"]]
+                for c in found["claims"]
+            ],
         ),
         "",
     ]
@@ -107,7 +114,10 @@ def _how(found: dict[str, Any]) -> str:
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     ]
 

@@ -1,11 +1,12 @@
 """What a long prompt does to those who are reading: the stall plot (Sarathi-Serve, OSDI 2024, figure 1a).
 
-Eight answers are being streamed when one prompt of L tokens arrives. A scheduler that computes whole prompts
-holds all eight up for as long as that takes; under chunked prefill no gap is longer than one pass of the
-token budget. Each scheduler is tried several times, in turn, so that a slow moment of the machine meets all.
+Eight answers are being streamed when one prompt of L tokens arrives. A scheduler that computes whole
+prompts holds all eight up for as long as that takes; under chunked prefill no gap is longer than one pass
+of the token budget. Each scheduler is tried several times, in turn, so that a slow moment of the machine
+meets all.
 
-Promised for chunked: no pass has more tokens than the budget, and longest gap <= SLACK x the longest pass of the
-same prompt without the eight, each in its least disturbed try: what else runs only adds time.
+Promised for chunked: no pass has more tokens than the budget, and longest gap <= SLACK x the longest pass
+of the same prompt without the eight, each in its least disturbed try: what else runs only adds time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engines.config import EngineConfig
 from engines.engine import Engine, Runner
@@ -27,6 +28,9 @@ from harness.experiments.outcome import fitted_cost
 from harness.experiments.ratios import ratios
 from harness.experiments.simulation import Cost
 from harness.plan import draw_schedule
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 DECODERS, THEIR_PROMPT = 8, 32
 BEFORE, AFTER = 20, 20  # tokens of each answer before the long prompt arrives and after its first token
@@ -181,14 +185,16 @@ def run(bench: Bench) -> Findings:
         claims=[
             Claim(
                 f"a whole prompt of {last} tokens holds all readers up for as long as its prefill takes",
-                "stalls of seconds (Yi-34B, figure 1a); a pass with a prompt of 1,021 tokens takes 3.2 x one of 4 decodes",
+                "stalls of seconds (Yi-34B, figure 1a); a pass with a prompt of 1,021 tokens takes 3.2 x "
+                "one of 4 decodes",
                 f"{whole:.0f} ms, {whole / usual['continuous']:.0f} x the usual gap",
                 whole > 5 * usual["continuous"],
             ),
             Claim(
                 f"chunked: no pass above its budget, and no gap above {SLACK:g} x its longest pass",
                 "a bound, by construction",
-                f"{tight:.0f} ms with a budget of 128, {longest['chunked, budget 512', last]:.0f} ms with 512",
+                f"{tight:.0f} ms with a budget of 128, {longest['chunked, budget 512', last]:.0f} ms with "
+                "512",
                 holds,
                 promise=True,
             ),
@@ -201,12 +207,13 @@ def run(bench: Bench) -> Findings:
             ),
         ],
         because=(
-            "a pass is as long as the tokens in it, and only a budget bounds those. A pass of equal size takes longer at the "
+            "a pass is as long as the tokens in it, and only a budget bounds those. A pass of equal size "
+            "takes longer at the "
             "end of a long prompt, since it attends to all of it."
         ),
         tables=[
             Table(
-                ("prompt", "scheduler", "usual gap, ms", "longest (least to most)", "prompt alone", "its TTFT, ms"),
+                ("prompt", "scheduler", "usual gap", "longest (least to most)", "alone", "its TTFT, ms"),
                 [
                     [
                         str(row["length"]), row["scheduler"], f"{row['usual_ms']:.1f}",
@@ -236,9 +243,9 @@ def summary(name: str, length: int, gaps: Sequence[Gaps], alone: Sequence[float]
     }
 
 
-def _figure(found: Tries, length: int):
+def _figure(found: Tries, length: int) -> Figure:
     """Every gap of the try whose longest gap is the median one, at the time at which it ended."""
-    from harness.experiments.figures import chart, line
+    from harness.experiments.figures import chart, line, moment
 
     figure = chart(
         f"Gaps between tokens of {DECODERS} readers, when a prompt of {length:,} tokens arrives",
@@ -248,7 +255,7 @@ def _figure(found: Tries, length: int):
         shown = sorted(tries, key=lambda g: g.longest)[len(tries) // 2]
         line(figure, name.split(",")[0], shown.at, shown.ms, name, style=int("128" in name))
     figure.update_traces(line_shape="vh")
-    figure.add_vline(x=0, line_dash="dot", annotation_text="the prompt arrives", annotation_position="top left")
+    moment(figure, 0.0, "the prompt arrives")
     figure.update_xaxes(range=[-50, None])
     return figure
 
@@ -257,7 +264,8 @@ EXPERIMENT = Experiment(
     name="sarathi_stalls",
     title="Who stalls the readers",
     source="Sarathi-Serve (OSDI 2024), figure 1a",
-    published="whole prompts stall every decode for the length of their prefill; chunks bound the stall by the token budget",
+    published="whole prompts stall every decode for the length of their prefill; chunks bound the stall "
+    "by the token budget",
     run=run,
     real=True,
     minutes=1,

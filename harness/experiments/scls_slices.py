@@ -9,8 +9,13 @@ two slices. Baselines: continuous batching that reserves the worst case, and tha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from harness.experiments.experiment import Bench, Claim, Experiment, Findings, column, medians, number, table
 from harness.experiments.outcome import Outcome
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 SLICES = (16, 32, 64, 128, None)
 LIMIT = 512  # tokens that every client declares: a slice of None lasts until the last answer of its batch
@@ -26,7 +31,7 @@ BASELINES = {
 
 def points(blocks: int, smoke: bool) -> dict[str, list[str]]:
     """blocks: usable ones of the KV pool."""
-    common = [f"engine.num_kv_blocks={blocks + 1}", *(["load.requests=48"] if smoke else [])]
+    common = [f"engine.num_kv_blocks={blocks + 1}", *(["load.requests=24"] if smoke else [])]
     found = {
         f"S={size or 'inf'}{', cached' if cache else ''}": [
             "engine=sliced",
@@ -46,9 +51,7 @@ def run(bench: Bench) -> Findings:
         plays = bench.rounds(points(blocks, bench.smoke))
         found[blocks] = medians(plays)
         ratios[f"pool of {blocks} blocks"] = bench.ratios(plays["continuous, incremental"][0])
-    tight, roomy = (
-        {name: o.output_tokens_per_s for name, o in found[blocks].items()} for blocks in POOLS
-    )
+    tight, roomy = ({name: o.output_tokens_per_s for name, o in found[blocks].items()} for blocks in POOLS)
     plain = {size: tight[f"S={size or 'inf'}"] for size in SLICES}
     cached = {size: roomy[f"S={size or 'inf'}, cached"] for size in SLICES}
     best, best_cached = max(plain, key=plain.__getitem__), max(cached, key=cached.__getitem__)
@@ -80,13 +83,18 @@ def run(bench: Bench) -> Findings:
             ),
         ],
         because=(
-            f"the gain over static batching is real ({100 * (gain - 1):+.0f} %), but iteration-level scheduling without a "
-            f"limit on its requests has more: {over:.2f} x the best slice. The published baseline limits what runs "
-            "together lest memory run out; paging does not have to. What slices bound is the wait behind a long answer: "
+            f"the gain over static batching is real ({100 * (gain - 1):+.0f} %), but iteration-level "
+            "scheduling without a "
+            f"limit on its requests has more: {over:.2f} x the best slice. The published baseline limits "
+            "what runs "
+            "together lest memory run out; paging does not have to. What slices bound is the wait behind "
+            "a long answer: "
             f"p99 is {number(found[400]['S=16'].normalized_p99_ms)} ms a token at S = 16 and "
             f"{number(found[400]['S=inf'].normalized_p99_ms)} at S = inf."
         ),
-        tables=[table(part, _columns(), "", f"KV pool of {n} blocks: {POOLS[n]}") for n, part in found.items()],
+        tables=[
+            table(part, _columns(), "", f"KV pool of {n} blocks: {POOLS[n]}") for n, part in found.items()
+        ],
         ratios=ratios,
         figure=_figure(sizes, [*plain.values()], [*cached.values()], tight, continuous),
         outcomes={str(blocks): part for blocks, part in found.items()},
@@ -108,7 +116,7 @@ def _again(found: Outcome) -> float:
     return found.recomputed / (found.output_tokens_per_s * found.seconds)
 
 
-def _figure(sizes, plain, cached, tight, continuous):
+def _figure(sizes, plain, cached, tight, continuous) -> Figure:
     from harness.experiments.figures import chart, line
 
     figure = chart("Throughput by the length of a slice", "slice, tokens", "output tokens/s", x_type="log")

@@ -1,9 +1,10 @@
-"""A schedule played against an engine in this process, with the people of the schedule: they arrive, read, ask
-again and hang up. No server and no sockets, so what comes out is the engine's own.
+"""A schedule played against an engine in this process, with the people of the schedule: they arrive, read,
+ask again and hang up. No server and no sockets, so what comes out is the engine's own.
 
-In virtual time (`simulate`, `play_virtual`) the model takes time and computes nothing (engines/virtual.py), for
-experiments in which counts matter (batches, waste, preemptions) and time only has to be in proportion: the same
-schedule gives the same figures on every machine. `play_real` is the same loop over a real model and the clock.
+In virtual time (`simulate`, `play_virtual`) the model takes time and computes nothing (engines/virtual.py),
+for experiments in which counts matter (batches, waste, preemptions) and time only has to be in proportion:
+the same schedule gives the same figures on every machine. `play_real` is the same loop over a real model
+and the clock.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Seen:
     tokens: list[tuple[float, int]] = field(default_factory=list)
     end_s: float | None = None
     hung_up: bool = False
+    leaves_s: float | None = None
 
     @property
     def count(self) -> int:
@@ -132,9 +134,7 @@ def _passes(
     return found
 
 
-def drive(
-    engine: Engine, users: Users, clock: Callable[[], float], wait: Callable[[float], None]
-) -> None:
+def drive(engine: Engine, users: Users, clock: Callable[[], float], wait: Callable[[float], None]) -> None:
     """Until nobody is left to arrive and the engine has nothing to do."""
     while users.next_s is not None or engine.has_work:
         users.act(engine, clock())
@@ -178,29 +178,39 @@ class Users:
             seq_id = engine.add(self._requests[row.id], at)
             self.seen[seq_id] = Seen(row, at)
             if row.cancel_kind in ("after_s", "before_first_token"):
+                self.seen[seq_id].leaves_s = at + (row.cancel_value or 0.0)
                 heapq.heappush(self._leaving, (at + (row.cancel_value or 0.0), seq_id))
         while self._leaving and self._leaving[0][0] <= now:
-            seq_id = heapq.heappop(self._leaving)[1]
-            if self.seen[seq_id].planned.cancel_kind == "after_s" or not self.seen[seq_id].tokens:
-                self._hang_up(engine, seq_id, now)
+            leaves, seq_id = heapq.heappop(self._leaving)
+            if self._has_left(self.seen[seq_id], now):
+                self._hang_up(engine, seq_id, leaves)
 
     def read(self, outputs: list[Output], now: float) -> None:
         for output in outputs:
             seen = self.seen[output.seq_id]
-            if seen.hung_up:
+            if seen.hung_up or self._has_left(seen, now):
+                if output.finish_reason is not None and not seen.hung_up:  # nothing is left to abort
+                    seen.hung_up, seen.end_s = True, seen.leaves_s
                 continue
             if output.token_ids:
                 seen.tokens.append((now, len(output.token_ids)))
             if output.finish_reason is not None:
                 seen.end_s = now
                 self._ask_again(seen, now)
-            elif seen.planned.cancel_kind == "after_tokens" and seen.count >= (seen.planned.cancel_value or 0):
+            elif seen.planned.cancel_kind == "after_tokens" and seen.count >= (
+                seen.planned.cancel_value or 0
+            ):
                 self._stopping.append(output.seq_id)
 
-    def _hang_up(self, engine: Engine, seq_id: int, now: float) -> None:
+    def _has_left(self, seen: Seen, now: float) -> bool:
+        """Also in the middle of a pass, which brings what nobody reads any more."""
+        stays = seen.planned.cancel_kind == "before_first_token" and bool(seen.tokens)
+        return seen.leaves_s is not None and seen.leaves_s <= now and not stays
+
+    def _hang_up(self, engine: Engine, seq_id: int, at: float) -> None:
         seen = self.seen[seq_id]
         if seen.end_s is None:
-            seen.hung_up, seen.end_s = True, now
+            seen.hung_up, seen.end_s = True, at
             engine.abort(seq_id)
 
     def _ask_again(self, seen: Seen, now: float) -> None:

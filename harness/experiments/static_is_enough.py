@@ -1,13 +1,19 @@
 """Where continuous batching does not pay: equal lengths, and low load.
 
-A job of prompts and answers of one length: a static batch has no slot to waste, since all of it ends at once. And a
-server so quiet that requests hardly meet: nobody waits for anybody. Static batching is enough for both, for the whole
-answer at least: it hands out nothing before the batch has ended, so the first token is the last one.
+A job of prompts and answers of one length: a static batch has no slot to waste, since all of it ends at
+once. And a server so quiet that requests hardly meet: nobody waits for anybody. Static batching is enough
+for both, for the whole answer at least: it hands out nothing before the batch has ended, so the first token
+is the last one.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from harness.experiments.experiment import Bench, Claim, Experiment, Findings, column, medians, table
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 ENGINES = ("static", "continuous")
 WITHIN = 0.05
@@ -47,8 +53,10 @@ def run(bench: Bench) -> Findings:
             ),
         ],
         because=(
-            "continuous batching is worth the variance of lengths and the company of others; without either there is "
-            "nothing to win. If answers are equally long and nobody reads them as they come, static is enough. The tail is "
+            "continuous batching is worth the variance of lengths and the company of others; without "
+            "either there is "
+            "nothing to win. If answers are equally long and nobody reads them as they come, static is "
+            "enough. The tail is "
             "those few who met: one that arrives during another's answer waits for its end."
         ),
         tables=[
@@ -76,13 +84,15 @@ def run(bench: Bench) -> Findings:
     )
 
 
-def _figure(rate: float, wait: float, tail: float, first: float):
-    from harness.experiments.figures import bars, chart
+def _figure(rate: float, wait: float, tail: float, first: float) -> Figure:
+    from harness.experiments.figures import bars, chart, level
 
-    figure = chart("How much better continuous batching is, where lengths are equal", "", "x static", y_type="log")
+    figure = chart(
+        "How much better continuous batching is, where lengths are equal", "", "x static", y_type="log"
+    )
     labels = ["job: tokens/s", "quiet: E2E p50", "quiet: E2E p99", "quiet: TTFT p50"]
     bars(figure, "continuous", labels, [rate, wait, tail, first], "continuous")
-    figure.add_hline(y=1, line_color="#D55E00", annotation_text="static", annotation_position="top right")
+    level(figure, 1.0, "static", "#D55E00")
     return figure
 
 

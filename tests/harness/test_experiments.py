@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from engines.config import EngineConfig
 from engines.virtual import Clock, VirtualRunner
 from harness.conf import compose
-from harness.experiments import eviction, slices, stalls
+from harness.experiments import anyscale_throughput, orca_latency
+from harness.experiments import sarathi_stalls as stalls
+from harness.experiments.experiment import Bench
+from harness.experiments.outcome import outcome
 from harness.experiments.ratios import ratios
-from harness.experiments.simulation import Cost, as_request, simulate
+from harness.experiments.simulation import Cost, as_request, play_virtual, simulate
 from harness.plan import draw_schedule
 from workloads.schedule import Schedule, ScheduledRequest, Segment
 
@@ -27,11 +31,16 @@ def request(
     )
 
 
+def engine(name: str, *changes: str) -> EngineConfig:
+    settings = [f"engine.{change}" for change in ("max_model_len=640", *changes)]
+    return EngineConfig.from_mapping(dict(compose([f"engine={name}", *settings]).engine))
+
+
 # -- the simulation --
 
 
 def test_time_is_the_cost_of_what_was_computed():
-    config = slices.engine("continuous", "num_kv_blocks=99")
+    config = engine("continuous", "num_kv_blocks=99")
     log = simulate(config, [request(0, 10, 3)], Cost(step=1.0, row=0.1, token=0.01))
     assert [step.duration_ns / 1e9 for step in log.steps] == pytest.approx([1.19, 1.1, 1.1])
     (record,) = log.requests
@@ -40,7 +49,7 @@ def test_time_is_the_cost_of_what_was_computed():
 
 
 def test_a_request_is_there_when_it_arrives_and_time_jumps_over_idle_hours():
-    config = slices.engine("continuous", "num_kv_blocks=99")
+    config = engine("continuous", "num_kv_blocks=99")
     log = simulate(config, [request(0, 10, 2), request(1, 10, 2, arrival_s=3600.0)])
     assert [r.arrival_ns for r in log.requests] == [0, 3600_000_000_000]
     assert [r.admitted_ns for r in log.requests] == [0, 3600_000_000_000]
@@ -65,12 +74,12 @@ def test_prompts_share_the_tokens_of_the_segments_that_they_share():
 
 def test_a_simulation_has_to_know_its_pool():
     with pytest.raises(ValueError, match=r"needs engine\.num_kv_blocks"):
-        simulate(slices.engine("continuous"), [request(0, 10, 3)])
+        simulate(engine("continuous"), [request(0, 10, 3)])
 
 
 def test_the_ratios_of_a_schedule():
     rows = [request(0, 20, 10), request(1, 40, 30, arrival_s=4.0)]
-    config = slices.engine("continuous", "num_kv_blocks=41", "max_num_seqs=8")
+    config = engine("continuous", "num_kv_blocks=41", "max_num_seqs=8")
     found = ratios(rows, config, Cost(step=0.9, row=0.1, token=0.1), capacity=20.0)
     assert found.prefill_to_decode == pytest.approx((0.9 + 0.1 + 2.9) / (1.0 * 20))
     assert found.pool_to_request == pytest.approx(40 / 4)  # 30 + 20 tokens: four blocks of 16
@@ -79,6 +88,63 @@ def test_the_ratios_of_a_schedule():
     assert found.answer_cap_to_mean == pytest.approx(2.0)
     assert found.load_to_capacity == pytest.approx(40 / 4 / 20)
     assert found.text().count("\n") == 4
+
+
+def test_users_hang_up_when_they_said_so_and_their_seat_is_free_for_the_next():
+    rows = [
+        request(0, 10, 50, cancel_kind="after_s", cancel_value=3.5),
+        request(1, 10, 2, arrival_s=1.0),
+        request(2, 10, 5, arrival_s=30.0, cancel_kind="after_tokens", cancel_value=3),
+        request(3, 10, 5, arrival_s=60.0, cancel_kind="before_first_token", cancel_value=0.5),
+    ]
+    config = engine("continuous", "num_kv_blocks=99", "max_num_seqs=1")
+    (played,) = play_virtual(config, rows, Cost(step=1.0, row=0.0, token=0.0))
+    gone, next_one, read_enough, in_time = played.seen
+    assert (gone.hung_up, gone.end_s, gone.count) == (True, 3.5, 3)  # its pass goes on until 4
+    assert [at for at, _ in next_one.tokens] == [5.0, 6.0]
+    assert (read_enough.hung_up, read_enough.count) == (True, 3)
+    assert (in_time.hung_up, in_time.count) == (True, 0)
+    assert played.hang_ups_s == [3.5, 33.0, 60.5]
+    assert [r.finish_reason for r in played.log.requests] == ["abort", "stop", "abort", "abort"]
+
+
+def test_the_next_turn_comes_after_the_answer_and_a_thought():
+    rows = [
+        request(0, 10, 3, session="s", turn=0),
+        request(1, 20, 2, session="s", turn=1, think_s=10.0),
+    ]
+    (played,) = play_virtual(
+        engine("continuous", "num_kv_blocks=99"), rows, Cost(step=1.0, row=0.0, token=0.0)
+    )
+    assert [seen.intended_s for seen in played.seen] == [0.0, 13.0]
+
+
+def test_what_a_user_sees_of_a_drained_answer_is_one_piece_and_its_figures_are_his():
+    rows = [request(0, 10, 4), request(1, 10, 2)]
+    cost = Cost(step=1.0, row=0.0, token=0.0)
+    (static,) = play_virtual(engine("static", "num_kv_blocks=99"), rows, cost)
+    found = outcome(static)
+    assert found.ttft_p50_ms == found.e2e_p50_ms == 4000
+    assert found.tpot_p50_ms != found.tpot_p50_ms
+    assert (found.batch_mean, found.slot_waste) == (1.5, 2 / 6)
+    (continuous,) = play_virtual(engine("continuous", "num_kv_blocks=99"), rows, cost)
+    found = outcome(continuous)
+    assert (found.ttft_p50_ms, found.tpot_p50_ms, found.gap_max_ms, found.e2e_p99_ms) == (
+        1000,
+        1000,
+        1000,
+        3980,
+    )
+    assert outcome(continuous, lambda seen: seen.planned.id == "r000001").output_tokens_per_s == 0.5
+
+
+def test_a_second_pass_on_one_engine_finds_the_first_ones_prefixes():
+    rows = [request(0, 64, 2), request(1, 64, 2, arrival_s=9.0)]
+    config = engine("continuous", "num_kv_blocks=99", "prefix_cache=true")
+    cold, warm = play_virtual(config, rows, Cost(), times=2)
+    assert sum(r.cached_tokens for r in cold.log.requests) == 0
+    assert [r.cached_tokens for r in warm.log.requests] == [48, 48]
+    assert min(seen.intended_s for seen in warm.seen) >= max(seen.end_s or 0 for seen in cold.seen)
 
 
 # -- stalls --
@@ -113,52 +179,24 @@ def test_without_readers_the_longest_pass_is_that_of_the_budget():
     )
 
 
-# -- slices --
+# -- what has to hold in some of them, whatever the figures --
 
 
-def test_a_longer_slice_wastes_slots_and_a_shorter_one_computes_again():
-    schedule = slices.traffic(0, 48)
-    found = {}
-    for size in (16, 64, slices.LIMIT):
-        config = slices.engine("sliced", "num_kv_blocks=401", f"policy.slice_tokens={size}")
-        found[size] = slices.outcome(str(size), simulate(config, schedule))
-    assert found[16].recomputed > 2 * found[64].recomputed > found[slices.LIMIT].recomputed == 0
-    assert found[16].slot_waste < found[slices.LIMIT].slot_waste > 2 * found[64].slot_waste
-    assert found[64].output_tokens_per_s > found[16].output_tokens_per_s
-    assert found[64].output_tokens_per_s > found[slices.LIMIT].output_tokens_per_s
-
-    cached = slices.engine("sliced", "num_kv_blocks=2401", "policy.slice_tokens=16", "prefix_cache=true")
-    outcome = slices.outcome("cached", simulate(cached, schedule))
-    assert outcome.recomputed < 0.1 * found[16].recomputed
-    assert outcome.output_tokens_per_s > 1.5 * found[16].output_tokens_per_s
-
-    incremental = slices.engine("continuous", "num_kv_blocks=401")
-    assert slices.outcome("", simulate(incremental, schedule)).output_tokens_per_s > max(
-        o.output_tokens_per_s for o in (*found.values(), outcome)
-    )
+def test_the_slot_factor_of_static_batches_is_what_their_lengths_say():
+    rows = [request(i, 8, n) for i, n in enumerate((1, 3, 2, 2))]
+    assert anyscale_throughput.predicted_slots(rows, 2) == (2 * 3 + 2 * 2) / 8
+    (played,) = Bench("anyscale_throughput").play("engine=static", "load.requests=32")
+    planned = [seen.planned for seen in played.seen]
+    assert {row.max_tokens for row in planned} == {384}
+    measured = anyscale_throughput.measured_slots(played)
+    assert measured == pytest.approx(anyscale_throughput.predicted_slots(planned, 4), rel=0.001)
 
 
-def test_answers_of_slices_are_cut_at_what_clients_declare():
-    rows = slices.traffic(1, 500)
-    assert {r.max_tokens for r in rows} == {slices.LIMIT}
-    assert max(r.stop_after for r in rows) <= slices.LIMIT
-    assert slices.traffic(1, 500).sha256() == rows.sha256() != slices.traffic(2, 500).sha256()
-
-
-# -- eviction --
-
-
-def test_max_utilization_pays_where_a_bigger_batch_does_and_costs_where_it_does_not():
-    found = eviction.experiment(requests=24)
-    for title, part in found.items():
-        calm, full = part["no_evict"], part["max_utilization"]
-        if title.endswith("none"):
-            assert calm == full
-            continue
-        assert calm["preemptions"] == calm["recomputed"] == 0 < full["recomputed"]
-        assert full["tpot_p99_ms"] > 1.2 * calm["tpot_p99_ms"]
-        faster = full["output_tokens_per_s"] > calm["output_tokens_per_s"]
-        assert faster == title.startswith("below")
+def test_a_rate_at_a_limit_lies_between_the_points_of_a_curve():
+    curve = [(1.0, 10.0), (2.0, 20.0), (4.0, 20.0), (8.0, 60.0)]
+    assert orca_latency.rate_at(curve, 15.0) == 1.5
+    assert orca_latency.rate_at(curve, 40.0) == 6.0
+    assert orca_latency.rate_at(curve, 9.0) is orca_latency.rate_at(curve, 61.0) is None
 
 
 # -- the committed configurations --

@@ -1,0 +1,5 @@
+import sys
+
+from harness.experiments.command import main
+
+sys.exit(main())
