@@ -1,7 +1,7 @@
-"""What the page's script needs of a run beside the charts: its requests, iterations, seats and stalls, as columns.
+"""What the page's script needs of a run beside the charts, as columns: requests, iterations, seats, stalls.
 
-Stamps are whole numbers of 10 us: 16 bytes of text for what a nanosecond clock says of a request are enough,
-and small numbers pack well. Everything that is left out is counted: `whole` beside what was kept."""
+Stamps are whole numbers of 10 us: finer than any stamp is true, and small numbers pack well. What is left out
+is counted: `whole` beside `n`, which was kept."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def run_data(run: Shown, stalls: tuple[list[Stall], int], runs: int) -> dict[str
 
 
 def _kept_rows(run: Shown, most: int) -> np.ndarray:
-    """Positions of the requests on the page, in order of arrival: all, or the slowest and fastest of each stretch
-    and every k-th of the others."""
+    """Positions of the requests on the page, in order of arrival: all, or the slowest and fastest of each
+    stretch and every k-th of the others."""
     at = run.frame["intended_s"].fillna(0).to_numpy(np.float64)
     slow = run.frame["e2e_ms"].fillna(0).to_numpy(np.float64)
     return chosen(at, slow, most)
@@ -117,7 +117,7 @@ def _steps(run: Shown, first: int, end: int) -> dict[str, Any]:
     steps = run.steps.iloc[first:end]
     start = steps["start_ns"].to_numpy(np.float64)
     columns: dict[str, Any] = {
-        "start": delta(ticks(start)),
+        "start": delta(np.round(start / TICK_NS).astype(np.int64).tolist()),
         "took": ticks(steps["duration_ns"].to_numpy(np.float64)),
         "gap": ticks(steps["host_gap_ns"].to_numpy(np.float64)),
         **{name: whole(steps[name]) for name in STEP_COLUMNS},

@@ -1,4 +1,4 @@
-"""What the page is asked to show: run directories, results of other tools, a comparison or a capacity search."""
+"""What the page is asked to show: runs, results of other tools, a comparison or a capacity search."""
 
 from __future__ import annotations
 

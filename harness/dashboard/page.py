@@ -1,9 +1,10 @@
-"""The page: verdict, slot timeline, charts, settings and raw tables of one run or several, in one HTML file."""
+"""The page: verdict, slot timeline, charts, settings and raw tables of one run or several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from harness.dashboard.data import pack, run_data
 from harness.dashboard.figures import phases
 from harness.dashboard.inputs import DashboardError, Inputs, read_inputs
 from harness.dashboard.sections import numbered, parts
-from harness.dashboard.shown import Shown, read_shown
+from harness.dashboard.shown import Shown, shown_runs
 from harness.dashboard.stalls import find_stalls
 from harness.dashboard.table import figure_table
 from harness.dashboard.verdict import verdict
@@ -28,8 +29,8 @@ SCRIPTS = ("columns.js", "seats.js", "life.js", "table.js", "tabs.js", "start.js
 
 
 def write_dashboard(run_dirs: Sequence[Path], out: Path) -> Path:
-    """Write the page for these run directories; the first is the reference. A folder with a compare.json stands
-    for its runs, one with a capacity.json for its points. Raises DashboardError."""
+    """Write the page for these run directories; the first is the reference. A folder with a compare.json
+    stands for its runs, one with a capacity.json for its points. Raises DashboardError."""
     html = render([Path(path) for path in run_dirs])
     try:
         frame.write_page(html, out)
@@ -76,7 +77,7 @@ def render(run_dirs: Sequence[Path]) -> str:
         css=Markup(frame.style() + _file("page.css")),
         boot=Markup(_file("boot.js")),
         js=Markup("\n".join([frame.script(), *(_file(name) for name in SCRIPTS)])),
-        plotly=Markup(pack(frame.plotly())),
+        plotly=Markup(_plotly()),
         data=Markup(pack(frame.script_json(data))),
     )
 
@@ -86,9 +87,14 @@ def _read(inputs: Inputs) -> tuple[Comparison, list[Shown]]:
         comparison = compare(inputs.runs)
         if inputs.names is not None and not comparison.mismatches:
             comparison = replace(comparison, names=inputs.names)
-        return comparison, read_shown(comparison.names, inputs.runs, comparison.summaries)
+        return comparison, shown_runs(comparison)
     except ResultError as exc:
         raise DashboardError(str(exc)) from exc
+
+
+@cache
+def _plotly() -> str:
+    return pack(frame.plotly())
 
 
 def _file(name: str) -> str:

@@ -1,5 +1,5 @@
-"""The parts of the page in order, each with its charts. A chart without data is left out, and a part without a
-chart says why."""
+"""The parts of the page in order, each with its charts. A chart without data is left out, and a part without
+a chart says why."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def parts(runs: Sequence[Shown], stalls: Stalls, capacity: dict[str, Any] | None
         Part(
             "latency",
             "Latency",
-            "Share of completed requests (of gaps, in ITL) at or below a value. Latency counts from the intended "
-            "arrival.",
+            "Share of completed requests (of gaps, in ITL) at or below a value. Latency counts from the "
+            "intended arrival.",
             [
                 latency.cdf(runs, "ttft_ms", "Time to first token"),
                 latency.cdf(runs, "tpot_ms", "Time per output token"),
@@ -82,8 +82,8 @@ def parts(runs: Sequence[Shown], stalls: Stalls, capacity: dict[str, Any] | None
         Part(
             "waits",
             "Waits",
-            "The mean completed request, from its intended arrival to its last token at the client, in the order of "
-            "its life. Definitions: docs/metrics.md, attribution.",
+            "The mean completed request, from its intended arrival to its last token at the client, in the "
+            "order of its life. Definitions: docs/metrics.md, attribution.",
             [waits.time_spent(runs)],
             f"{NO_ENGINE}.",
             wide=True,
@@ -91,8 +91,8 @@ def parts(runs: Sequence[Shown], stalls: Stalls, capacity: dict[str, Any] | None
                 Part(
                     "stalls",
                     "Stalls and whose prefill caused them",
-                    "Each stall by the iterations between its own last one before it and the one that ended it, and the "
-                    "prompts of others in them.",
+                    "Each stall by the iterations between its own last one before it and the one that ended "
+                    "it, and the prompts of others in them.",
                     [waits.stall_times(runs, stalls), waits.stall_causes(runs, stalls)],
                     _no_stalls(runs),
                 )
@@ -109,8 +109,8 @@ def parts(runs: Sequence[Shown], stalls: Stalls, capacity: dict[str, Any] | None
                 Part(
                     "cancellations",
                     "Hang-ups and reclaim time",
-                    "From the user's hang-up to its KV blocks being free, and to the next admission of someone who was "
-                    "waiting.",
+                    "From the user's hang-up to its KV blocks being free, and to the next admission of "
+                    "someone who was waiting.",
                     [
                         waits.hang_ups(runs),
                         waits.reclaim(runs, "release_ms", "KV blocks free after a hang-up"),
@@ -157,10 +157,11 @@ def _rates(runs: Sequence[Shown], capacity: dict[str, Any] | None) -> list[Any]:
 
 
 def _no_stalls(runs: Sequence[Shown]) -> str:
-    reasons = {run.summary.get("null_reasons", {}).get("stalls.count") for run in runs} - {None}
-    limits = {(run.summary.get("stalls") or {}).get("threshold_ms") for run in runs} - {None}
-    told = [f"No gap between chunks is over {min(limits):.4g} ms."] if limits else []
-    return " ".join([*told, *(f"Not measured: {reason}." for reason in sorted(reasons))])
+    reasons = [run.summary.get("null_reasons", {}).get("stalls.count") for run in runs]
+    limits = [(run.summary.get("stalls") or {}).get("threshold_ms") for run in runs]
+    known = [limit for limit in limits if limit is not None]
+    told = [f"No gap between chunks is over {min(known):.4g} ms."] if known else []
+    return " ".join([*told, *(f"Not measured: {reason}." for reason in dict.fromkeys(filter(None, reasons)))])
 
 
 def numbered(found: Sequence[Part]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

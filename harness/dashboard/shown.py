@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from harness.comparison import flatten
+from harness.comparison import Comparison, flatten
 from harness.dashboard.colours import Style, styles
 from harness.dashboard.seats import Seats, passes, seats
 from harness.explain import Story
 from harness.metrics.cancellations import HOLDING, next_admission_ns
 from harness.metrics.engine import joined
 from harness.metrics.latency import chunk_table
-from harness.metrics.run import Run, load_run
+from harness.metrics.run import Run
 from harness.table import lookup
 
 Floats = NDArray[np.float64]
@@ -113,13 +112,11 @@ class Shown:
                 yield label, {name: share * whole for name, share in shares.items()}
 
 
-def read_shown(
-    names: Sequence[str], run_dirs: Sequence[Path], summaries: Sequence[dict[str, Any]]
-) -> list[Shown]:
-    """The runs with a style each, told apart by engine. Raises ResultError, FileNotFoundError."""
-    engines = [str(s.get("engine") or name) for s, name in zip(summaries, names, strict=True)]
-    looks = styles(engines)
+def shown_runs(comparison: Comparison) -> list[Shown]:
+    """The runs of a comparison with a style each, told apart by engine."""
+    named = list(zip(comparison.names, comparison.runs, comparison.summaries, strict=True))
+    engines = [str(summary.get("engine") or name) for name, _, summary in named]
     return [
-        Shown(name, engine, look, load_run(path), summary)
-        for name, engine, look, path, summary in zip(names, engines, looks, run_dirs, summaries, strict=True)
+        Shown(name, engine, look, run, summary)
+        for (name, run, summary), engine, look in zip(named, engines, styles(engines), strict=True)
     ]

@@ -75,36 +75,39 @@ def _alone(run: Shown) -> dict[str, Any]:
 
 
 _NOTE_ONE = (
-    "Intervals are of the percentile within this run (order statistics); another run of the same differs by more. "
-    "python -m harness.compare measures by how much."
+    "Intervals are of the percentile within this run (order statistics); another run of the same differs by "
+    "more: python -m harness.compare measures by how much."
 )
 
 
 def _of_summaries(runs: Sequence[Shown], comparison: Comparison) -> dict[str, Any]:
-    rows, won, close = [], {}, []
-    sound = [run for run in runs if run.summary.get("valid")]
+    won: dict[str, list[str]] = {}
+    rows, ahead, close = [], [], []
     for metric in METRICS:
         values = [(run, lookup(run.summary, metric.path)) for run in runs]
-        known = [(run, value) for run, value in values if value is not None]
-        if not known:
+        if all(value is None for _, value in values):
             continue
-        best, sure = _winner([(r, v) for r, v in known if r in sound], metric)
-        best = best if comparison.comparable else None
+        sound = [(run, value) for run, value in values if value is not None and run.summary.get("valid")]
+        best, sure = _winner(sound, metric) if comparison.comparable else (None, False)
+        label = metric.label.partition(",")[0]
         if best is not None and sure:
-            won.setdefault(best.name, []).append(metric.label.partition(",")[0])
-        elif comparison.comparable:
-            close.append(metric.label.partition(",")[0])
-        rows.append(_row(metric, runs, values, best, sure, comparison.comparable))
+            won.setdefault(best.name, []).append(label)
+        elif best is not None:
+            ahead.append(f"{label} ({best.name})")
+        elif len(sound) > 1:
+            close.append(label)
+        rows.append(_row(metric, values, best, sure, comparison.comparable))
     names = sorted(won, key=lambda name: -len(won[name]))
     lines = [f"{name}: best {_listed(won[name])}." for name in names]
-    lines += [f"Too close to call from one run each: {_listed(close)}."] if close and lines else []
-    headline = _headline(runs, comparison, won, names)
-    columns = list(runs) if len(runs) <= MOST_COLUMNS else []
+    if comparison.comparable:
+        lines += [f"Ahead, in figures without an interval: {_listed(ahead)}."] if ahead else []
+        lines += [f"Too close to call from one run each: {_listed(close)}."] if close else []
+    columns = [{"name": run.name, "colour": run.style.colour} for run in runs]
     return {
         "kind": _kind(runs) if comparison.comparable else "warn",
-        "headline": headline,
+        "headline": _headline(runs, comparison, won, names),
         "lines": lines,
-        "columns": [{"name": run.name, "colour": run.style.colour} for run in columns] or _SHORT,
+        "columns": columns if len(runs) <= MOST_COLUMNS else _SHORT,
         "rows": rows,
         "note": _NOTE_RUNS,
     }
@@ -112,8 +115,8 @@ def _of_summaries(runs: Sequence[Shown], comparison: Comparison) -> dict[str, An
 
 _SHORT = [{"name": "best", "colour": ""}, {"name": "reference", "colour": ""}]
 _NOTE_RUNS = (
-    "▲ best, and its 95 % interval does not touch the next one's; (▲) best by more than 2 %, without an interval. The "
-    "intervals are of percentiles within one run each and hold nothing of what changes from run to run: "
+    "▲ best, and its 95 % interval touches no other; (▲) best by more than 2 %, without an interval. "
+    "Intervals are of percentiles within one run each and hold nothing of what changes from run to run: "
     "python -m harness.compare measures that in interleaved rounds. Whiskers: each run's interval, on a "
     "logarithmic scale."
 )
@@ -152,58 +155,42 @@ def _winner(known: Sequence[tuple[Shown, Any]], metric: Metric) -> tuple[Shown |
 
 
 def _row(
-    metric: Metric,
-    runs: Sequence[Shown],
-    values: Sequence[tuple[Shown, Any]],
-    best: Shown | None,
-    sure: bool,
-    comparable: bool,
+    metric: Metric, values: Sequence[tuple[Shown, Any]], best: Shown | None, sure: bool, comparable: bool
 ) -> dict[str, Any]:
-    reference = next((value for _, value in values if value is not None), None)
+    base = next((pair for pair in values if pair[1]), None)
     cells = []
     for run, value in values:
         span = _interval(run.summary, metric.path)
-        sub = f"{metric.text(span[0])} to {metric.text(span[1])}" if span else ""
-        ratio = (
-            f"{number(value / reference)}x"
-            if comparable and value is not None and reference and run is not runs[0]
-            else ""
-        )
-        mark = ("▲" if sure else "(▲)") if run is best else ""
-        cell = {
-            "text": metric.text(value) if value is not None else "–",
-            "sub": sub,
-            "mark": mark,
-            "ratio": ratio,
-        }
-        css = "better" if run is best and sure else "soft" if value is None else ""
-        cells.append({**cell, "css": css, "name": run.name, "path": metric.path, "value": value})
-    if len(runs) > MOST_COLUMNS:
-        top = next((cell for cell, (run, _) in zip(cells, values, strict=True) if run is best), None)
-        blank = {
-            "text": "no clear best",
-            "sub": "",
-            "mark": "",
-            "ratio": "",
-            "css": "soft",
-            "name": "",
-            "path": "",
-            "value": None,
-        }
-        cells = [
-            {**top, "sub": f"{top['name']} {top['sub']}"} if top else blank,
-            {**cells[0], "sub": f"{cells[0]['name']} {cells[0]['sub']}"},
-        ]
+        cell = {"name": run.name, "path": metric.path, "value": value, "mark": "", "ratio": "", "css": ""}
+        cell["text"] = metric.text(value) if value is not None else "–"
+        cell["sub"] = f"{metric.text(span[0])} to {metric.text(span[1])}" if span else ""
+        if comparable and value is not None and base is not None and run is not base[0]:
+            cell["ratio"] = f"{number(value / base[1])}x"
+        if run is best:
+            cell |= {"mark": "▲", "css": "better"} if sure else {"mark": "(▲)"}
+        cells.append(cell if value is not None else {**cell, "css": "soft"})
     marks = [
         (run.style.colour, value, _interval(run.summary, metric.path))
         for run, value in values
         if value is not None
     ]
+    if len(values) > MOST_COLUMNS:
+        cells = _shortened(cells, best)
     return {"label": metric.label, "cells": cells, "forest": forest(marks)}
 
 
+def _shortened(cells: Sequence[dict[str, Any]], best: Shown | None) -> list[dict[str, Any]]:
+    """The best and the reference, where all would be too many for a screen."""
+    blank = {**cells[0], "text": "no clear best", "css": "soft", "value": None, "name": "", "sub": ""}
+    top = next((cell for cell in cells if best is not None and cell["name"] == best.name), blank)
+    return [
+        {**cell, "sub": f"{cell['name']} {cell['sub']}".strip()} for cell in (top, {**cells[0], "ratio": ""})
+    ]
+
+
 def forest(marks: Sequence[tuple[str, float, tuple[float, float] | None]], line: float | None = None) -> Any:
-    """Whiskers on a common logarithmic scale of 0 to 100: [{colour, x, low, high, y}]; None without a span."""
+    """Whiskers on a common logarithmic scale from 0 to 100: marks of {colour, x, low, high, y}; None where
+    there is nothing to span."""
     ends = [v for _, value, span in marks for v in (value, *(span or ())) if v > 0 and math.isfinite(v)]
     ends += [line] if line else []
     if len(marks) < 1 or not ends or max(ends) <= min(ends):
@@ -255,7 +242,7 @@ def _of_rounds(runs: Sequence[Shown], compared: dict[str, Any]) -> dict[str, Any
         "lines": lines,
         "columns": columns,
         "rows": rows,
-        "note": "▲ better, ▼ worse than the reference: the estimate passes the limit and the interval excludes it. "
+        "note": "▲ better, ▼ worse than the reference: past the limit, with the whole interval. "
         "Intervals are over rounds. The charts below show one round, the middle one.",
     }
 

@@ -96,10 +96,12 @@ def kv_blocks(run: Shown) -> Any:
     found = bins(run, 200)
     if found is None:
         return None
-    pool = np.sum([np.nan_to_num(run.step(column)) for _, column, _ in BLOCKS], axis=0)
-    if not pool.any():
+    live, cached, free = (np.nan_to_num(run.step(column)) for _, column, _ in BLOCKS)
+    pool = float((live + cached + free).max())
+    if pool <= 0:
         return None
-    traces = _stack(run, found, BLOCKS, "blocks")
+    small = float((live + cached).max()) < 0.3 * pool  # a free pool would hide what is in use
+    traces = _stack(run, found, BLOCKS[: 2 if small else 3], "blocks")
     most = line(run, found.left, found.most(run.step("kv_live")), "%{x:.1f} s: at most %{y} blocks live")
     most |= {"name": "most live", "line": {"color": "#7F8B9C", "width": 1, "dash": "dot", "shape": "hv"}}
     return figure(
@@ -107,7 +109,10 @@ def kv_blocks(run: Shown) -> Any:
         [*traces, most] if found.note() else traces,
         x=("time, s", "linear"),
         y=("blocks", "linear"),
-        notes=[found.note("Areas: means weighted by time, dotted: the most live, in each")],
+        notes=[
+            found.note("Areas: means weighted by time, dotted: the most live, in each"),
+            f"The pool has {pool:,.0f} blocks" + ("; the free ones are not drawn." if small else "."),
+        ],
     )
 
 
@@ -128,7 +133,7 @@ def kv_use(runs: Sequence[Shown]) -> Any:
 
 def step_times(runs: Sequence[Shown]) -> Any:
     """How long an iteration took over how many tokens it computed: where stalls come from."""
-    traces, notes = [], []
+    traces, kept = [], []
     for run in runs:
         ms = run.step("duration_ns") / 1e6
         tokens = run.step("prefill_tokens") + run.step("decode_tokens")
@@ -137,8 +142,9 @@ def step_times(runs: Sequence[Shown]) -> Any:
             continue
         keep = rows[chosen(tokens[rows], ms[rows], max(400, 3000 // len(runs)))]
         traces.append(markers(run, tokens[keep], ms[keep], "%{x} tokens: %{y:.3g} ms", size=4, opacity=0.45))
-        how = "the longest and the shortest of each stretch of sizes, and every k-th of the others"
-        notes.append(shown_of(len(keep), len(rows), f"iterations of {run.name}", how))
+        kept.append((run, len(keep), len(rows)))
+    how = "the longest and the shortest of each stretch of sizes, and every k-th of the others"
+    notes = [shown_of(kept, "iterations", how)]
     return figure(
         "Iteration time", traces, x=("tokens in the iteration", "log"), y=("ms", "log"), notes=notes
     )
@@ -199,7 +205,7 @@ def telemetry(runs: Sequence[Shown], column: str, title: str, unit: str) -> Any:
         count = np.bincount(which, minlength=parts)
         mean = np.bincount(which, values, parts)[count > 0] / count[count > 0]
         traces.append(line(run, edges[:-1][count > 0], mean, f"%{{x:.1f}} s: %{{y:.4g}} {unit}"))
-        notes.append(f"Means of {parts} bins ({len(at):,} readings).")
+        notes.append(f"Means of {parts} bins.")
     return steady_band(runs, figure(title, traces, x=("time, s", "linear"), y=(unit, "linear"), notes=notes))
 
 

@@ -43,8 +43,8 @@ def itl(runs: Sequence[Shown]) -> Any:
 
 
 def _distribution(curves: Sequence[tuple[Shown, Floats, int]], title: str, unit: str) -> Any:
-    """curves: run, values, and how many zeros there are beside them. What is 0 lies left of a logarithmic axis
-    and is in the share all the same."""
+    """curves: run, values, and how many zeros there are beside them. What is 0 lies left of a logarithmic
+    axis and is in the share all the same."""
     traces, notes = [], []
     for run, values, zeros in curves:
         x = np.sort(values)
@@ -70,7 +70,7 @@ def _distribution(curves: Sequence[tuple[Shown, Floats, int]], title: str, unit:
 
 def over_time(runs: Sequence[Shown], column: str, title: str, unit: str = "ms") -> Any:
     """One marker per completed request at its intended arrival."""
-    traces, notes = [], []
+    traces, kept = [], []
     for run in runs:
         done = (run.frame["outcome"] == "completed").to_numpy(dtype=bool)
         x = run.frame["intended_s"].to_numpy(np.float64)
@@ -81,9 +81,10 @@ def over_time(runs: Sequence[Shown], column: str, title: str, unit: str = "ms") 
         keep = rows[chosen(x[rows], y[rows], max(600, 6000 // len(runs)))]
         hover = f"%{{customdata}} arrived %{{x:.1f}} s: %{{y:.4g}} {unit}"
         traces.append(markers(run, x[keep], y[keep], hover, keep))
-        how = "the slowest and the fastest of each stretch, and every k-th of the others"
-        notes.append(shown_of(len(keep), len(rows), f"requests of {run.name}", how))
-    return steady_band(runs, figure(title, traces, x=("arrival, s", "linear"), y=(unit, "log"), notes=notes))
+        kept.append((run, len(keep), len(rows)))
+    how = "the slowest and the fastest of each stretch, and every k-th of the others"
+    note = shown_of(kept, "requests", how)
+    return steady_band(runs, figure(title, traces, x=("arrival, s", "linear"), y=(unit, "log"), notes=[note]))
 
 
 def against_rate(runs: Sequence[Shown], path: str, title: str, unit: str = "ms") -> Any:

@@ -1,5 +1,5 @@
-"""What the charts are made of: a figure is plain Plotly JSON with a title and, where something was left out, a
-note that says what and how."""
+"""What the charts are made of: a figure is plain Plotly JSON with a title and, where something was left out,
+a note that says what and how."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def markers(run: Shown, x: Any, y: Any, hover: str, rows: Any = None, **look: An
         "hovertemplate": f"{hover}<extra>{plain(run.name)}</extra>",
     }
     if rows is not None:
-        trace["customdata"] = [run.run.requests["id"].iloc[int(row)] for row in rows]
+        trace["customdata"] = run.run.requests["id"].to_numpy()[np.asarray(rows, np.int64)].tolist()
         trace["meta"] = {"run": run.name}
     return trace
 
@@ -146,8 +146,8 @@ def thin(n: int, most: int = MAX_POINTS) -> np.ndarray:
 
 
 def chosen(x: Floats, y: Floats, most: int = MAX_MARKERS) -> np.ndarray:
-    """Indices of at most `most` points, in order of x: the highest and the lowest of each of most/6 bins of x,
-    and of the others every k-th."""
+    """Indices of at most `most` points, in order of x: the highest and the lowest of each of most/6 bins of
+    x, and of the others every k-th."""
     if len(x) <= most:
         return np.argsort(x, kind="stable")
     edges = np.linspace(x.min(), x.max(), most // 6 + 1)
@@ -161,9 +161,14 @@ def chosen(x: Floats, y: Floats, most: int = MAX_MARKERS) -> np.ndarray:
     return keep[np.argsort(x[keep], kind="stable")]
 
 
-def shown_of(kept: int, whole: int, what: str, how: str) -> str:
-    """ "" where nothing was left out."""
-    return "" if kept >= whole else f"{kept:,} of {whole:,} {what} shown: {how}."
+def shown_of(kept: Sequence[tuple[Shown, int, int]], what: str, how: str) -> str:
+    """kept: of each run, how many are drawn and how many there are. Empty where nothing was left out."""
+    told = [
+        f"{drawn:,} of {whole:,}" + (f" ({run.name})" if len(kept) > 1 else "")
+        for run, drawn, whole in kept
+        if drawn < whole
+    ]
+    return f"{', '.join(told)} {what} shown: {how}." if told else ""
 
 
 def finite(values: Floats) -> Floats:

@@ -54,20 +54,25 @@ def time_spent(runs: Sequence[Shown]) -> Any:
 
 def stall_times(runs: Sequence[Shown], stalls: Sequence[tuple[list[Stall], int]]) -> Any:
     """A marker for each stall: when it began and how long it was."""
-    traces, notes = [], []
-    for run, (found, whole) in zip(runs, stalls, strict=True):
+    traces = []
+    for run, (found, _) in zip(runs, stalls, strict=True):
         if not found:
             continue
         rows = [stall.row for stall in found]
         hover = "%{customdata} waits %{y:.4g} ms from %{x:.1f} s on"
         traces.append(markers(run, [s.at_s for s in found], [s.gap_ms for s in found], hover, rows, size=6))
-        notes.append(shown_of(len(found), whole, f"stalls of {run.name}", "the longest"))
+    notes = [_longest(runs, stalls)]
     limit = next(
         (lookup(run.summary, "stalls.threshold_ms") for run in runs if run.summary.get("stalls")), None
     )
     if limit is not None:
         notes.append(f"A stall is a gap between chunks of more than {limit:.4g} ms.")
     return figure("Stalls", traces, x=("time, s", "linear"), y=("gap, ms", "log"), notes=notes)
+
+
+def _longest(runs: Sequence[Shown], stalls: Sequence[tuple[list[Stall], int]]) -> str:
+    kept = [(run, len(found), whole) for run, (found, whole) in zip(runs, stalls, strict=True)]
+    return shown_of(kept, "stalls", "the longest")
 
 
 def stall_causes(runs: Sequence[Shown], stalls: Sequence[tuple[list[Stall], int]]) -> Any:
@@ -93,10 +98,7 @@ def stall_causes(runs: Sequence[Shown], stalls: Sequence[tuple[list[Stall], int]
         traces,
         x=("seconds of stalls", "linear"),
         y=("", "category"),
-        notes=[
-            shown_of(len(found), whole, f"stalls of {run.name}", "the longest")
-            for run, (found, whole) in zip(runs, stalls, strict=True)
-        ],
+        notes=[_longest(runs, stalls)],
     )
     if drawn is not None:
         drawn["layout"].update(barmode="stack", height=120 + 40 * len(runs), showlegend=True)

@@ -21,13 +21,21 @@ const Seats = (() => {
   const whole = () => [Math.min(...shown.map((run) => startOf(run, 0))), Math.max(...shown.map((run) => endOf(run, run.stepCount - 1)))];
   const rowHeight = (run) => Math.max(3, Math.min(innerWidth < 760 ? 12 : 17, Math.floor(230 / run.seatCount)));
 
-  // From the start of a request near the middle of the run on, as long as some 14 blocks a seat take.
+  // Ten times as long as the first run's median request has its seat, where most of its seats are taken.
   const opening = () => {
-    const [low, high] = whole(), run = shown[0], blocks = run.seats.first.length;
-    const density = Math.max(...shown.map((one) => one.seats.first.length / one.seatCount)) / (high - low);
-    const width = Math.min(high - low, 14 / density);
-    const begin = startOf(run, run.seats.first[Math.floor(blocks * 0.5)]);
-    const from = Math.max(low, Math.min(begin, high - width));
+    const [low, high] = whole(), run = shown[0], { seq, first, last } = run.seats;
+    const stays = [...run.blocksOf.values()].map((blocks) => endOf(run, last[blocks[blocks.length - 1]]) - startOf(run, first[blocks[0]])).sort((a, b) => a - b);
+    const width = Math.min(high - low, 10 * stays[Math.floor(stays.length / 2)]), taken = new Map();
+    for (let block = 0; block < seq.length; block += 1) {
+      const from = startOf(run, first[block]), to = endOf(run, last[block]);
+      for (let bin = Math.floor((from - low) / width * 2); bin <= (to - low) / width * 2; bin += 1) {
+        const left = low + bin * width / 2;
+        taken.set(bin, (taken.get(bin) || 0) + Math.min(to, left + width / 2) - Math.max(from, left));
+      }
+    }
+    const both = (bin) => taken.get(bin) + (taken.get(bin + 1) || 0);
+    const busiest = [...taken.keys()].reduce((best, bin) => (both(bin) > both(best) ? bin : best));
+    const from = Math.max(low, Math.min(low + busiest * width / 2, high - width));
     return [from, from + width];
   };
   let view = opening(), visible = [], at = -1;
@@ -80,13 +88,14 @@ const Seats = (() => {
   const traces = (run, place, parts) => {
     const byKind = new Map();
     for (const part of parts) byKind.has(part[3]) ? byKind.get(part[3]).push(part) : byKind.set(part[3], [part]);
+    const pixel = (view[1] - view[0]) / Math.max(200, plot.clientWidth - 60); // a border would wash out what is narrow
     return [...byKind.entries()].sort((a, b) => a[0] - b[0]).map(([kind, all]) => {
       const single = paint.value === "request" && kind < PAD;
       const colour = single ? all.map((part) => window.page.shade(part[4] < 0 ? "#999999" : PALETTE[(run.seats.seq[part[4]] * 5) % PALETTE.length])) : window.page.shade(KINDS[kind].colour);
       return {
         type: "bar", orientation: "h", name: KINDS[kind].name, showlegend: false, xaxis: "x", yaxis: place ? `y${place + 1}` : "y",
         base: all.map((part) => part[1]), x: all.map((part) => part[2] - part[1]), y: all.map((part) => part[0]), width: kind >= WITH_PROMPT ? 0.55 : 0.9,
-        marker: { color: colour, line: { width: kind >= WITH_PROMPT ? 0.5 : 0.6, color: window.page.colours().card }, pattern: { shape: KINDS[kind].pattern, fillmode: "overlay", fgcolor: "rgba(255,255,255,.85)", size: 6, solidity: 0.35 } },
+        marker: { color: colour, line: { width: all.map((part) => (part[2] - part[1] < 4 * pixel ? 0 : 0.6)), color: window.page.colours().card }, pattern: { shape: KINDS[kind].pattern, fillmode: "overlay", fgcolor: "rgba(255,255,255,.85)", size: 6, solidity: 0.35 } },
         customdata: all.map((part) => [run.index, part[4]]),
         hovertext: all.map((part) => escaped(kind >= WITH_PROMPT ? stripe(run, part[4]) : part[4] < 0 ? `${-part[4]} blocks, too narrow here: mostly ${KINDS[kind].name}` : say(run, part[4]))),
         hovertemplate: "%{hovertext}<extra></extra>",
