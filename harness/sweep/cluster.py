@@ -61,7 +61,7 @@ class Launcher:
         from hydra import compose, initialize_config_dir
         from hydra.errors import HydraException
 
-        self._overrides = [text.lstrip("+") for text in overrides]
+        self._overrides = [text.lstrip("+") if "/" in text.partition("=")[0] else text for text in overrides]
         self._name = next(
             text.partition("=")[2] for text in self._overrides if text.startswith("hydra/launcher=")
         )
