@@ -177,9 +177,9 @@ def numbered(found: Sequence[Part]) -> tuple[list[dict[str, Any]], list[dict[str
                 {
                     "id": chart["id"],
                     "title": chart["title"],
-                    "note": chart.pop("note", ""),
+                    "note": chart.get("note", ""),
                     "height": height,
-                    "key": chart.pop("key", None),
+                    "key": chart.get("key"),
                 }
             )
             drawn.append(chart)

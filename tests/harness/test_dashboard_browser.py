@@ -1,5 +1,4 @@
-"""The page in a real browser, from disk: drawn without an error or the network, walked through by mouse and by
-keyboard."""
+"""The page in a real browser, from disk: drawn without an error or the network, and walked through."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Pages:
-    """Opens a page once for all tests that want it so; keeps what went wrong and who was asked for anything."""
+    """Opens a page once for all tests that want it so; keeps what went wrong, and what was asked for."""
 
     def __init__(self, browser: Any) -> None:
         self.browser = browser
