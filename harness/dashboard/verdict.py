@@ -103,7 +103,9 @@ def _of_summaries(runs: Sequence[Shown], comparison: Comparison) -> dict[str, An
         rows.append(_row(metric, values, best, sure, comparison.comparable))
     names = sorted(won, key=lambda name: -len(won[name]))
     lines = [f"{name}: best {_listed(won[name])}." for name in names]
-    lines += [f"{name}: clearly behind the best in {_listed(labels)}." for name, labels in behind.items()]
+    if behind:
+        told = [f"{name} ({', '.join(labels)})" for name, labels in behind.items()]
+        lines.append(f"No single best there, but clearly behind it: {_listed(told)}.")
     if comparison.comparable:
         lines += [f"Ahead, in figures without an interval: {_listed(ahead)}."] if ahead else []
         lines += [f"Too close to call from one run each: {_listed(close)}."] if close else []
@@ -142,7 +144,7 @@ def _headline(
         others = len(runs) - len(behind)
         if behind and others > 1:
             return f"{_listed(list(behind))} clearly behind; none of the other {others} is clearly best"
-        return "No strategy is better by more than the intervals"
+        return "No single best" if behind else "No strategy is better by more than the intervals"
     of = sum(len(labels) for labels in won.values())
     told = [f"{name} on {len(won[name])}" for name in names]
     return f"Best: {_listed(told)} of {of} decided figures"
