@@ -144,12 +144,10 @@ def sentence(
     judged: Mapping[str, Mapping[str, Judged]], metrics: Sequence[Metric], reference: str, arms: Sequence[str]
 ) -> str:
     """Who wins on what, in one line."""
-    return "; ".join(_about(arm, judged, metrics, reference) for arm in arms) + "."
+    return f"Against {reference}, {'; '.join(_about(arm, judged, metrics) for arm in arms)}."
 
 
-def _about(
-    arm: str, judged: Mapping[str, Mapping[str, Judged]], metrics: Sequence[Metric], reference: str
-) -> str:
+def _about(arm: str, judged: Mapping[str, Mapping[str, Judged]], metrics: Sequence[Metric]) -> str:
     told: dict[str, list[str]] = {"better": [], "worse": [], "same": [], "inconclusive": []}
     for metric in metrics:
         one = judged[metric.path][arm]
@@ -172,6 +170,4 @@ def _about(
         )
         if told[word]
     ]
-    return f"against {reference}, {arm} is " + (
-        ", ".join(parts) if parts else "not to be compared: no figures"
-    )
+    return f"{arm} is {', '.join(parts) or 'not to be compared: it has no figures'}"

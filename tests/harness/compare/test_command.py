@@ -75,9 +75,9 @@ def test_two_engines_over_two_rounds(tmp_path):
         assert found["drift"]["counts.completed"]["verdict"] == "same"
         assert found["verdict"] == {
             "outcome": "decided",
-            "text": "against static, chunked is the same on completed.",
+            "text": "Against static, chunked is the same on completed.",
         }
-        assert "against static, chunked is the same on completed." in out
+        assert "Against static, chunked is the same on completed." in out
         assert (folder / "report.html").exists()
 
 

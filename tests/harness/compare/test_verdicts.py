@@ -173,8 +173,8 @@ def test_the_sentence_says_who_wins_on_what():
     figures = [{"a": summary(100.0), "b": summary(50.0 + n), "c": summary(100.1)} for n in range(3)]
     judged = judge(figures, [E2E, RATE], "a", ["b", "c"], limit=0.05, confidence=0.95)
     assert sentence(judged, [E2E, RATE], "a", ["b", "c"]) == (
-        "against a, b is better on E2E p50 (0.51x), output tokens/s (1.96x); "
-        "against a, c is the same on E2E p50, output tokens/s."
+        "Against a, b is better on E2E p50 (0.51x), output tokens/s (1.96x); "
+        "c is the same on E2E p50, output tokens/s."
     )
 
 
