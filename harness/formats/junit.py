@@ -73,10 +73,7 @@ def _message(figure: Figure) -> str:
     if figure.limit is not None:
         words.append(f"limit {number(figure.limit)} ({figure.better} is better)")
     if figure.effect is not None and figure.confidence is not None:
-        low, high = figure.effect
-        words.append(
-            f"{100 * figure.confidence:.4g} % interval of the change {100 * low:+.1f} to {100 * high:+.1f} %"
-        )
+        words.append(f"{100 * figure.confidence:.4g} % interval of the change {figure.span}")
         words.append(f"{len(figure.rounds)} rounds")
     elif figure.ci95 is not None:
         low, high = figure.ci95

@@ -33,8 +33,7 @@ def _row(figure: Figure, paired: bool) -> str:
         now = UNRELIABLE + now
     change = f"{100 * figure.change:+.1f} %" if figure.change is not None else MISSING
     if paired:
-        span = figure.effect and f"{100 * figure.effect[0]:+.1f} to {100 * figure.effect[1]:+.1f} %"
-        middle = [change, span or MISSING]
+        middle = [change, figure.span or MISSING]
     else:
         ci = figure.ci95
         middle = [f"{number(ci[0])} to {number(ci[1])}" if ci is not None else MISSING, change]

@@ -41,6 +41,14 @@ class Figure:
         return f"the constant {self.limit:.6g}" if self.limit is not None else "nothing"
 
     @property
+    def span(self) -> str:
+        """The interval of the change, in per cent; "" where there is none."""
+        if self.effect is None:
+            return ""
+        low, high = self.effect
+        return "unbounded" if high >= WILD or low < -WILD else f"{100 * low:+z.1f} to {100 * high:+z.1f} %"
+
+    @property
     def word(self) -> str:
         """The verdict as people read it."""
         return self.verdict if self.gate else f"{self.verdict}, report only"
@@ -55,6 +63,8 @@ class Figure:
         return "ms" if "_ms" in self.metric else "requests" if block == "counts" else ""
 
 
+WILD = 10.0
+"""A change of more than that at either end of an interval: the rounds say nothing."""
 UNITS = (
     ("tokens_per_s", "tokens/s"),
     ("requests_per_s", "requests/s"),

@@ -10,7 +10,7 @@ import random
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from harness.gate.constants import gate_constants, of_run, worse_of
 from harness.gate.interleaved import Plan, hold, valid
 from harness.gate.outcome import INCONCLUSIVE, INVALID, PASS, REGRESSION, USAGE, Result, concluded
 from harness.gate.reading import FINGERPRINT, read_summary
-from harness.gate.revision import BaseTree, head_tree
+from harness.gate.revision import BaseTree, Tree, head_tree
 from harness.gate.rounds import Round, Runner, absolute, announce, told
 from harness.gate.rules import Rules, default_rules, load_rules
 from harness.gate.show import machine_line, print_result
@@ -189,12 +189,12 @@ def base_ref(args: argparse.Namespace, outputs: dict[str, Path], console: Consol
     against = f"{args.base_ref} ({base.sha[:10]}), {done} rounds"
     report = Report(result.outcome, result.reasons, against, result.figures, summary)
     record: dict[str, Any] = {
-        "base": {"ref": args.base_ref, **asdict(base)},
-        "head": asdict(head),
-        "overrides": overrides,
+        "base": {"ref": args.base_ref, **machine_tree(base)},
+        "head": machine_tree(head),
     }
-    record |= {"rules": rules.source, "seed": args.seed, "rounds": [machine_round(r, folder) for r in kept]}
-    code = deliver(args, outputs, result, report, console, results=str(folder), rounds=done)
+    record |= {"overrides": overrides, "rules": rules.source, "seed": args.seed}
+    record |= {"rounds": [machine_round(r, folder) for r in kept]}
+    code = deliver(args, outputs, result, report, console, results=str(folder), valid_rounds=done)
     write_json(folder / "gate.json", {"schema_version": 1, **machine_line(result, report, code), **record})
     return code
 
@@ -218,6 +218,10 @@ def new_folder(parent: Path) -> Path:
     return folder
 
 
+def machine_tree(tree: Tree) -> dict[str, Any]:
+    return {"sha": tree.sha, "dirty": tree.dirty}
+
+
 def machine_round(done: Round, folder: Path) -> dict[str, Any]:
     runs = {name: p.run and os.path.relpath(p.run, folder) for name, p in done.passes.items()}
     problems = {"problems": done.problems} if done.problems else {}
@@ -225,8 +229,10 @@ def machine_round(done: Round, folder: Path) -> dict[str, Any]:
 
 
 def watched(runner: Runner, plan: Plan) -> Iterator[Round]:
+    found = 0
     for done in runner.rounds():
-        announce(done, plan.most)
+        found += done.valid
+        announce(done, f"{found} of {plan.most}")
         yield done
 
 

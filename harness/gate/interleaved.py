@@ -47,7 +47,7 @@ def hold(rounds: Iterator[Round], rules: Rules, plan: Plan, kept: list[Round]) -
             problem = unusable(kept, plan) or unlike(valid(kept)[-1:])
             if problem:
                 return Result(INVALID, reasons=problem)
-            if len(valid(kept)) == 1:
+            if len(valid(kept)) == 1 and not rules.optional:
                 check_paths(rules, valid(kept)[0])
         result = judged(valid(kept), rules, Look(look, plan.looks))
         if not any(f.gate and f.verdict == "inconclusive" and f.rounds for f in result.figures):
@@ -91,12 +91,13 @@ def judged(rounds: Sequence[Round], rules: Rules, look: Look = ONLY_LOOK) -> Res
 def _figure(rule: Rule, rules: Rules, rounds: Sequence[Round], look: Look) -> Figure | None:
     base, no_base = series(rounds, "base", rule.metric)
     head, no_head = series(rounds, "head", rule.metric)
-    if rules.optional and not any(value is not None for value in base):
-        return None  # nobody asked for it by name, and this engine has no such figure
+    problem = no_base or no_head
+    if rules.optional and problem and not (rule.gate and any(value is not None for value in base)):
+        return None  # nobody asked for it by name, and this engine or so few requests have no such figure
     constant = None if rule.limit is None else of_rounds(rule, rules, head)
     if not rule.judges_change:
         return constant
-    change = judge(rule, rules, base, head, look=look, problem=no_base or no_head)
+    change = judge(rule, rules, base, head, look=look, problem=problem)
     return change if constant is None else worse_of(change, constant)
 
 

@@ -129,9 +129,8 @@ def decide(change: Change, past: float, within: float) -> tuple[str, str | None,
         ),
         None,
     )
-    side = "past" if mean > change.limit else "within"
-    reason = f"{side} the limit, but noise leaves the other possible; "
-    reason += f"about {needed} rounds would tell" if needed else "it lies at the limit"
+    more = f"about {needed} would" if needed else "it lies at the limit"
+    reason = f"{rounds} rounds cannot tell on which side of the limit it is; {more}"
     return "inconclusive", reason, needed
 
 

@@ -182,7 +182,7 @@ def told(overrides: Sequence[str]) -> str:
     return shlex.join(overrides)
 
 
-def announce(done: Round, wanted: int) -> None:
+def announce(done: Round, progress: str) -> None:
     times = ", ".join(
         f"{name} {done.passes[name].summary['run']['duration_s']:.1f} s"  # type: ignore[index]
         if done.passes[name].summary
@@ -190,4 +190,4 @@ def announce(done: Round, wanted: int) -> None:
         for name in done.order
     )
     state = "" if done.valid else f"; not used: {'; '.join(done.problems)}"
-    say(f"round {done.number} of {wanted}: {times}{state}")
+    say(f"round {done.number} ({progress} valid): {times}{state}")

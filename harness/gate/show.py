@@ -25,7 +25,7 @@ def print_result(report: Report, console: Console | None = None) -> None:
         table = grid("metric", *names, "limit", "verdict")
         for f in report.figures:
             cells = [number(f.baseline), number(f.value), percentage(f.change)]
-            cells += [spanned(f.effect)] if paired else []
+            cells += [f.span or MISSING] if paired else []
             style = STYLES.get(f.verdict, "") if f.gate else "dim"
             verdict = Text(f.verdict if f.gate else f"({f.verdict})", style=style)
             table.add_row(_short(f.metric), *cells, number(f.limit), verdict)
@@ -47,15 +47,6 @@ def _legend(figures: tuple[Figure, ...]) -> str:
 
 def percentage(change: float | None) -> str:
     return f"{100 * change:+.1f} %" if change is not None else MISSING
-
-
-def spanned(effect: tuple[float, float] | None) -> str:
-    """The interval of a relative change."""
-    if effect is None:
-        return MISSING
-    if effect[1] >= 10:  # wild rounds
-        return "unbounded"
-    return f"{100 * effect[0]:+.1f} to {100 * effect[1]:+.1f} %"
 
 
 def _short(metric: str) -> str:
