@@ -40,9 +40,9 @@ class Tree:
         return f"{self.sha[:SHORT]}{changed}"
 
 
-def head_tree() -> Tree:
+def head_tree(folder: Path | None = None) -> Tree:
     """The checkout that this code runs from, as it is. Raises RevisionError outside of a git checkout."""
-    folder = Path(harness.__file__).resolve().parents[1]
+    folder = (folder or Path(harness.__file__).parents[1]).resolve()
     top = _git(
         folder, "rev-parse", "--show-toplevel", problem=f"--base-ref: {folder} is not in a git checkout"
     )

@@ -4,6 +4,7 @@ wrong is a RulesError of one line, with the file, the key, its value and what wo
 from __future__ import annotations
 
 import sys
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,8 @@ def _strict_loader() -> type:
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         pairs = [(loader.construct_object(k, deep=True), v) for k, v in node.value]
         names = [key for key, _ in pairs]
+        if not all(isinstance(key, Hashable) for key in names):
+            raise ValueError("a key that is no plain value")
         twice = next((key for key in names if names.count(key) > 1), None)
         if twice is not None:
             raise ValueError(f"{twice}: stands there twice")
