@@ -20,8 +20,9 @@ from harness.dashboard.serve import ServeError, make_app
 from harness.dashboard.serve.index import Index
 from harness.dashboard.serve.progress import Progress
 from harness.metrics import write_summary
-from tests.harness.test_dashboard import CHROMIUM, make_run
+from tests.harness.test_dashboard import make_run
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ODD = "20260103-040405-größe Ж 漢 <b>&'\" #?%2e"
 
 
