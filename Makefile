@@ -1,6 +1,8 @@
 # Everything a newcomer needs: `make bench` runs the main job, `make test` runs the whole suite.
 PYTHON ?= python3
 VENV   ?= .venv
+# Processes that share the tests (tests/conftest.py says which run one after the other).
+JOBS   ?= 2
 # Where torch comes from, when the default index is not wanted: the URL of a CPU or CUDA wheel index,
 # as the install page of pytorch.org names it. Empty means pip's own configuration.
 TORCH_INDEX ?=
@@ -32,7 +34,7 @@ bench: env ## The main job: RAG traffic against the continuous-batching engine
 	$(PY) -m harness +workload=rag +engine=continuous
 
 test: env check model ## Lint, types and the whole test suite, with the real model
-	$(PY) -m pytest
+	$(PY) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 check: env ## ruff and mypy
 	$(PY) -m ruff check .
