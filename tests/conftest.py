@@ -1,4 +1,4 @@
-"""What every test may rely on, and what may run beside what (`make test`: pytest-xdist, in groups)."""
+"""What every test may rely on, and which ones want the machine to themselves."""
 
 from __future__ import annotations
 
@@ -23,25 +23,21 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-WHOLE_RUNS = (
+ALONE = (
     "tests/conformance/",
     "tests/e2e/",
     "tests/harness/test_calibrate.py",
-    "tests/harness/test_loadgen_golden.py",
+    "tests/harness/test_lean_backend.py",
+    "tests/harness/test_loadgen_",
     "tests/harness/test_pacing.py",
     "tests/harness/test_peers.py",
     "tests/harness/test_truth_server.py",
 )
-"""Loads and servers at their own pace: one at a time, beside whatever else runs."""
+"""Loads and servers at their own pace: nothing runs beside them, also where JOBS share the other tests."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Groups for --dist loadgroup: a file stays together, since its fixtures are shared, and whole runs are
-    one group. It comes first, as its files do, so that the other processes share the rest meanwhile."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = "whole runs" if file.startswith(WHOLE_RUNS) else file
-        item.add_marker(pytest.mark.xdist_group(group))
+        if item.nodeid.startswith(ALONE):
+            item.add_marker(pytest.mark.alone)
