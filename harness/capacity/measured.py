@@ -1,0 +1,83 @@
+"""Probes by measured runs: the server of an engine stays, and every probe has a run directory of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.capacity.configs import SATURATING_S, saturating_config
+from harness.capacity.point import Limits, sample_of
+from harness.capacity.prober import Interrupted, ProbeError, Prober, Seen
+from harness.loadgen.processes import WorkerError
+from harness.metrics.latency import per_request
+from harness.metrics.run import load_run
+from harness.run import new_run_dir
+from harness.server_process import ServerError
+from harness.standing import StandingServer
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from harness.run import RunOutcome
+    from harness.standing import Stage
+
+OF_THE_SERVER = ("errors:", "no request completed")
+"""Reasons of an invalid run that an overloaded server gives: the rate has failed, not the measurement."""
+
+
+class Measured(Prober):
+    """A context manager: the server lives as long. Runs go to cfg.output.dir."""
+
+    def __init__(self, cfg: DictConfig, limits: Limits, stage: Stage) -> None:
+        super().__init__(cfg, limits)
+        self._server = StandingServer(cfg, Path(cfg.output.dir) / f"server-{cfg.engine.name}", stage)
+
+    def __enter__(self) -> Measured:
+        self._server.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._server.__exit__(*error)
+
+    def saturate(self, requests: int) -> float:
+        """Of a closed loop that keeps the engine full."""
+        summary = self._run(saturating_config(self.cfg, requests, SATURATING_S)).summary
+        assert summary is not None
+        part = summary["steady"]["throughput"] or summary["throughput"]
+        if not part["requests_per_s"]:
+            reasons = summary["invalid_reasons"] or ["no request completed"]
+            raise ProbeError(f"closed loop: {reasons[0]}")
+        return float(part["requests_per_s"])
+
+    def measure(self, cfg: DictConfig) -> Seen:
+        outcome = self._run(cfg)
+        assert outcome.summary is not None
+        assert outcome.run_dir is not None
+        run = load_run(outcome.run_dir)
+        slo = run.meta.get("slo") or {}
+        sample = sample_of(per_request(run.requests, slo), slo)
+        if not len(sample.arrival_s):
+            raise ProbeError(f"nothing was sent; see {outcome.run_dir}")
+        answer, prompt = (float(run.schedule[name].mean()) for name in ("stop_after", "prompt_tokens"))
+        reasons = outcome.summary["invalid_reasons"]
+        return Seen(
+            summary=outcome.summary,
+            sample=sample,
+            requests=len(run.schedule),
+            tokens_per_request=(answer, prompt + answer),
+            run=outcome.run_dir.name,
+            invalid_reasons=tuple(reason for reason in reasons if not reason.startswith(OF_THE_SERVER)),
+        )
+
+    def _run(self, cfg: DictConfig) -> RunOutcome:
+        try:
+            outcome = self._server.measure(cfg, new_run_dir(cfg))
+        except (ServerError, WorkerError) as error:
+            raise ProbeError(str(error)) from None
+        if outcome.interrupted:
+            raise Interrupted
+        if outcome.summary is None:
+            raise ProbeError(f"the run did not begin; see {outcome.run_dir}")
+        if self._server.died:
+            raise ProbeError(self._server.died)
+        return outcome
