@@ -1,1 +1,1 @@
-"""The highest rate at which an engine keeps its SLO, what it costs, and where one strategy overtakes another."""
+"""The highest rate at which an engine keeps its SLO, its cost, and where one strategy overtakes another."""

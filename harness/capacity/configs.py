@@ -17,8 +17,8 @@ FOREIGN_SEATS = 32
 
 
 def probe_config(cfg: DictConfig, rate: float, repeat: int, requests: int) -> DictConfig:
-    """A probe at that many requests (of sessions: sessions) a second. One seed draws the same requests at every
-    rate, only closer together, and in exactly requests / rate seconds: a short stretch of a workload
+    """A probe at that many requests (of sessions: sessions) a second. One seed draws the same requests at
+    every rate, only closer together, and in exactly requests / rate seconds: a short stretch of a workload
     whose rate swings would otherwise have another mean than the one that is asked for."""
     probe = cfg.copy()
     probe.workload.rate = rate

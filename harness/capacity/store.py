@@ -1,5 +1,5 @@
-"""Capacities that were measured on this machine: in $BATCHMARK_CACHE/capacity (or ~/.cache/batchmark), a file for
-each engine, workload, model and SLO. `load.utilization=0.8` of a run is 80 % of the one of its kind."""
+"""Capacities that were measured on this machine: in $BATCHMARK_CACHE/capacity (or ~/.cache/batchmark), a file
+for each engine, workload, model and SLO. `load.utilization=0.8` of a run is 80 % of the one of its kind."""
 
 from __future__ import annotations
 

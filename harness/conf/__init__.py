@@ -46,8 +46,8 @@ def choices(group: str) -> list[str]:
 
 
 def compose(args: list[str], root: str = "config") -> DictConfig:
-    """The configuration for these overrides: resolved, strict (unknown keys raise) and checked. root: the name
-    of the file that it begins with."""
+    """The configuration for these overrides: resolved, strict (unknown keys raise) and checked. root: the
+    file that it begins with."""
     from harness.conf.checks import check
 
     overrides = _parse(args)
