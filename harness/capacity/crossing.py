@@ -1,5 +1,5 @@
-"""`python -m harness.capacity crossover`: rounds at several places, each engine once a round, in shuffled order
-and on the same requests, until the crossing is known or the time is up."""
+"""`python -m harness.capacity crossover`: rounds at several places, each engine once a round, in shuffled
+order and on the same requests, until the crossing is known or the time is up."""
 
 from __future__ import annotations
 

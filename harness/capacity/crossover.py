@@ -20,7 +20,7 @@ from harness.stats import Effect, paired_effect
 from harness.stats.effect import t_quantile
 
 Kind = Literal["crossover", "none", "same", "inconclusive"]
-DRAWS = 2000
+DRAWS = 1000
 NORMAL = 1.959964
 SAME = 0.02
 """Ratios within this of 1 everywhere: nothing to choose between the two."""
@@ -69,8 +69,8 @@ def locate(
     at = np.log(xs) if logarithmic else xs
     means = np.log([effect.ratio or 1.0 for effect in known.values()])
     drawn = _draws([_logs(effect) for effect in known.values()], seed)
-    found = [crossings(at, row) for row in drawn]
-    share = float(np.mean([len(each) > 0 for each in found]))
+    found = [crossings(at, row) for row in drawn if row.min() <= 0 <= row.max()]
+    share = sum(len(each) > 0 for each in found) / DRAWS
     signs = [side(effect) for effect in known.values()]
     clear = [sign for sign in signs if sign]
     turns = sum(a != b for a, b in pairwise(clear))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.capacity.configs import SATURATING_S, saturating_config
 from harness.capacity.point import Limits, sample_of
 from harness.capacity.prober import Interrupted, ProbeError, Prober, Seen
+from harness.cli import say
 from harness.loadgen.processes import WorkerError
 from harness.metrics.latency import per_request
 from harness.metrics.run import load_run
+from harness.plan import draw_schedule
 from harness.run import new_run_dir
 from harness.server_process import ServerError
 from harness.standing import StandingServer
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 OF_THE_SERVER = ("errors:", "no request completed")
 """Reasons of an invalid run that an overloaded server gives: the rate has failed, not the measurement."""
+LATE = 0.05
+"""Of a limit: what the client's own lag may be, where a rate is held to that limit."""
 
 
 class Measured(Prober):
@@ -30,6 +35,7 @@ class Measured(Prober):
 
     def __init__(self, cfg: DictConfig, limits: Limits, stage: Stage) -> None:
         super().__init__(cfg, limits)
+        self._told: set[str] = set()
         self._server = StandingServer(cfg, Path(cfg.output.dir) / f"server-{cfg.engine.name}", stage)
 
     def __enter__(self) -> Measured:
@@ -59,19 +65,24 @@ class Measured(Prober):
         if not len(sample.arrival_s):
             raise ProbeError(f"nothing was sent; see {outcome.run_dir}")
         answer, prompt = (float(run.schedule[name].mean()) for name in ("stop_after", "prompt_tokens"))
-        reasons = outcome.summary["invalid_reasons"]
+        invalid, warnings = weighed(outcome.summary, slo)
         return Seen(
             summary=outcome.summary,
             sample=sample,
             requests=len(run.schedule),
             tokens_per_request=(answer, prompt + answer),
             run=outcome.run_dir.name,
-            invalid_reasons=tuple(reason for reason in reasons if not reason.startswith(OF_THE_SERVER)),
+            invalid_reasons=invalid,
+            warnings=warnings,
         )
 
     def _run(self, cfg: DictConfig) -> RunOutcome:
-        try:
-            outcome = self._server.measure(cfg, new_run_dir(cfg))
+        schedule = draw_schedule(cfg)
+        for note in set(schedule.notes) - self._told:
+            say(note)
+        self._told |= set(schedule.notes)
+        try:  # its notes have been told: once, not with every probe
+            outcome = self._server.measure(cfg, new_run_dir(cfg), replace(schedule, notes=()))
         except (ServerError, WorkerError) as error:
             raise ProbeError(str(error)) from None
         if outcome.interrupted:
@@ -81,3 +92,26 @@ class Measured(Prober):
         if self._server.died:
             raise ProbeError(self._server.died)
         return outcome
+
+
+def weighed(summary: dict[str, Any], slo: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(why the figures cannot be used, what is only told). A run is invalid when its client's lag is a share
+    of the median TTFT. A probe asks whether latencies keep their limits, which as a rule are far above that
+    median: there a lag is told unless it is a share of the limit. (It is latency: no rate holds by it.)"""
+    invalid: list[str] = []
+    told: list[str] = []
+    for reason in summary["invalid_reasons"]:
+        if reason.startswith(OF_THE_SERVER):
+            continue
+        small = any(
+            reason.startswith(f"client_bound: {label} lag") and _small(summary, f"{label}_lag_ms", slo, name)
+            for label, name in (("send", "ttft_ms"), ("loop", "tpot_ms"))
+        )
+        (told if small else invalid).append(reason)
+    return tuple(invalid), tuple(told)
+
+
+def _small(summary: dict[str, Any], lag: str, slo: dict[str, Any], name: str) -> bool:
+    limits = [own[name] for own in (slo, *(slo.get("classes") or {}).values()) if own.get(name)]
+    p99 = summary["client"][lag]["p99"]
+    return p99 is not None and bool(limits) and p99 <= LATE * min(limits)

@@ -69,6 +69,7 @@ class Point:
     tokens_per_request: tuple[float, float] | None = None  # of the plan: answer, prompt and answer
     run: str | None = None
     invalid_reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
     @property

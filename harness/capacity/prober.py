@@ -45,6 +45,7 @@ class Seen:
     tokens_per_request: tuple[float, float]
     run: str | None = None
     invalid_reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def metric(self, name: str) -> float | None:
         """ttft_p99, goodput, ...: see path_of."""
@@ -91,6 +92,7 @@ class Prober:
             tokens_per_request=seen.tokens_per_request,
             run=seen.run,
             invalid_reasons=seen.invalid_reasons,
+            warnings=seen.warnings,
             seconds=time.monotonic() - began,
         )
 

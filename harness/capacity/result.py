@@ -41,6 +41,7 @@ def _arm(arm: Arm, device_hour: float | None) -> dict[str, Any]:
     ]
     return {
         "name": arm.name,
+        "engine": arm.name,
         "saturated_rps": arm.guess,
         "capacity": {"rps": found.low, "low": found.low, "high": found.high},
         "limited_by": limited_by(arm),
@@ -71,6 +72,10 @@ def notes(arm: Arm) -> list[str]:
     single = [rate for rate in ends if sum(p.rate == rate for p in arm.points) == 1]
     if single:
         lines.append(f"a single probe stands for {_listed(single)} requests/s")
+    if late := [point for point in arm.points if point.warnings]:
+        lines.append(
+            f"{len(late)} of {len(arm.points)} probes: {late[0].warnings[0]}; little against the SLO"
+        )
     return lines
 
 

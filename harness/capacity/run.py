@@ -114,8 +114,6 @@ def _expected(asked: Asked, duration: Callable[[float], str]) -> str:
 
 def _write(folder: Path, facts: dict[str, Any], arms: Sequence[Arm]) -> dict[str, Any]:
     value = to_json(arms, facts, facts["cost_device_hour"])
-    for arm in value["arms"]:
-        arm["engine"] = arm["name"]
     write_json(folder / "capacity.json", value)
     return value
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 FIRST = 0.85
 """Of the guess, which is how fast the engine serves when it never waits for work: an open loop breaks
 earlier."""
@@ -97,32 +95,42 @@ class Search:
 
     def verdict(self, rate: float) -> str:
         """held | failed | open (probe it again) | unclear (its repeats are used)."""
-        values = self.seen[rate]
-        errors = np.mean(values) * math.sqrt(len(values)) / self.noise()
-        if abs(errors) > SURE:
-            return "held" if errors < 0 else "failed"
-        return "open" if len(values) < self.rules.repeats else "unclear"
+        return self._verdicts()[rate]
 
     def noise(self) -> float:
         """The standard deviation of a log pressure, pooled over the rates that were repeated."""
-        squares = sum(float(np.sum((np.array(v) - np.mean(v)) ** 2)) for v in self.seen.values())
-        degrees = sum(len(v) - 1 for v in self.seen.values())
-        return math.sqrt((PRIOR_WEIGHT * PRIOR_SD**2 + squares) / (PRIOR_WEIGHT + degrees))
+        squares, degrees = PRIOR_WEIGHT * PRIOR_SD**2, PRIOR_WEIGHT
+        for values in self.seen.values():
+            mean = sum(values) / len(values)
+            squares += sum((value - mean) ** 2 for value in values)
+            degrees += len(values) - 1
+        return math.sqrt(squares / degrees)
+
+    def _verdicts(self) -> dict[float, str]:
+        noise, found = self.noise(), {}
+        for rate, values in self.seen.items():
+            errors = sum(values) / math.sqrt(len(values)) / noise
+            if abs(errors) > SURE:
+                found[rate] = "held" if errors < 0 else "failed"
+            else:
+                found[rate] = "open" if len(values) < self.rules.repeats else "unclear"
+        return found
+
+    def _of(self, *verdicts: str) -> list[float]:
+        return sorted(rate for rate, verdict in self._verdicts().items() if verdict in verdicts)
 
     def interval(self) -> Interval:
         """Where a higher rate held than one that failed, both lie inside: neither is to be trusted."""
         held, failed = self._of("held"), self._of("failed")
         low = max((rate for rate in held if not failed or rate < failed[0]), default=None)
         high = min((rate for rate in failed if not held or rate > held[-1]), default=None)
-        unclear = tuple(sorted(rate for rate in self.seen if self.verdict(rate) in ("open", "unclear")))
-        if low is not None:
-            high_open = [rate for rate in unclear if high is None or rate < high]
-            unclear = tuple(rate for rate in high_open if rate > low)
+        unclear = tuple(
+            rate
+            for rate in self._of("open", "unclear")
+            if low is None or (rate > low and (high is None or rate < high))
+        )
         broken = tuple((bad, good) for bad in failed for good in held if good > bad)
         return Interval(low, high, unclear, broken)
-
-    def _of(self, verdict: str) -> list[float]:
-        return sorted(rate for rate in self.seen if self.verdict(rate) == verdict)
 
 
 def rounded(rate: float) -> float:
