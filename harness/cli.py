@@ -145,7 +145,7 @@ def guard(command: Callable[[], int]) -> int:
         if _was_interrupted():
             say("interrupted before the load began; nothing was measured")
             return INVALID
-        code = USAGE if is_usage_error(error) else INVALID if _is_of_the_disk(error) else None
+        code = USAGE if is_usage_error(error) else INVALID if is_of_the_disk(error) else None
         if code is None or DEBUG in os.environ:
             raise
         say(f"error: {' '.join(str(error).split())}")
@@ -180,7 +180,7 @@ def _was_interrupted() -> bool:
     return module is not None and module.Interruption.raised
 
 
-def _is_of_the_disk(error: Exception) -> bool:
+def is_of_the_disk(error: Exception) -> bool:
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
     return _is_one_of(error, RECORD_ERRORS) or (isinstance(error, OSError) and error.errno in full)
 
@@ -209,5 +209,8 @@ def _main(argv: list[str]) -> int:
         return run_sweep(overrides)
     from harness.conf import compose
     from harness.run import run
+    from harness.sweep.settings import is_of_sweep
 
+    if of_sweep := next(filter(is_of_sweep, overrides), None):
+        raise UsageError(f"{of_sweep}: is a setting of a sweep; needs -m")
     return run(compose(overrides)).exit_code

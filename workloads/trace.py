@@ -75,6 +75,15 @@ class Trace:
         off = np.abs(some - np.rint(some / tick) * tick)
         return float(np.rint(tick / 1e6) / 1e3) if off.max() <= 0.005 * tick else None
 
+    def spread(self, random: np.random.Generator) -> Trace:
+        """Where the clock is coarse, every stamp moved to a random place within its tick, since nothing
+        else is known of it. The rows keep their order."""
+        tick = self.tick_s()
+        if self.time_ns is None or tick is None:
+            return self
+        moved = self.time_ns + np.rint(random.random(len(self)) * (tick * 1e9)).astype(np.int64)
+        return replace(self, time_ns=np.sort(moved))
+
     def take(self, rows: np.ndarray) -> Trace:
         """These rows, in their order."""
         columns: dict[str, Any] = {}

@@ -124,11 +124,10 @@ def _times(
         else:
             notes.append("the trace has no times: all arrive at once (workload.rate: Poisson arrivals)")
     else:
-        moments = trace.times_s()[heads]
-        tick = trace.tick_s()
-        if spread and tick is not None:
-            moments = np.sort(moments + stream(seed, "ticks").random(len(moments)) * tick)
+        if spread and (tick := trace.tick_s()) is not None:
+            trace = trace.spread(stream(seed, "ticks"))
             notes.append(f"stamps are {tick:g} s apart: spread evenly within (workload.spread_ticks)")
+        moments = trace.times_s()[heads]
         if common.rate is not None:
             if speed != 1:
                 raise node.error("rate", f"workload.speed={speed:g} is set as well; set one of them")

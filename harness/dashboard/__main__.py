@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from harness.cli import put
-from harness.dashboard.page import DashboardError, write_dashboard
+from harness.dashboard.export import FORMATS, GROUNDS, WIDTH, ExportError, export_page
+from harness.dashboard.page import DashboardError, render, write_dashboard
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,10 +20,20 @@ def main(argv: list[str] | None = None) -> int:
         help="a run directory, or a result file of another tool; the first is the reference",
     )
     parser.add_argument("-o", "--out", default="report.html", help="the page to write (default: %(default)s)")
+    parser.add_argument("--export", metavar="DIR", help="write each figure as a file of its own, no page")
+    parser.add_argument("--format", choices=FORMATS, default="png", help="of --export (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=WIDTH, help="of --export, pixels (default: %(default)s)")
+    parser.add_argument("--theme", choices=sorted(GROUNDS), default="light", help="of --export")
     args = parser.parse_args(argv)
+    runs = [Path(run) for run in args.runs]
     try:
-        put(str(write_dashboard([Path(run) for run in args.runs], Path(args.out))))
-    except DashboardError as exc:
+        if args.export is None:
+            put(str(write_dashboard(runs, Path(args.out))))
+            return 0
+        folder = Path(args.export)
+        for path in export_page(render(runs), folder, format=args.format, width=args.width, theme=args.theme):
+            put(str(path))
+    except (DashboardError, ExportError) as exc:
         print(exc, file=sys.stderr)
         return 2
     return 0

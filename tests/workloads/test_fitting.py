@@ -14,7 +14,7 @@ from workloads import WorkloadError, draw
 from workloads.__main__ import main
 from workloads.arrivals import draw_arrivals, read_arrivals
 from workloads.columns import Texts
-from workloads.fitting.arrivals import fit_arrivals, index_of_dispersion, spread_ticks
+from workloads.fitting.arrivals import fit_arrivals, index_of_dispersion
 from workloads.fitting.goodness import check
 from workloads.fitting.lengths import ks_distance
 from workloads.fitting.prefixes import measure_reuse
@@ -190,11 +190,25 @@ def test_tenants_keep_their_shares():
 
 def test_stamps_on_a_grid_are_spread_over_it():
     exact = arrivals(n=4_000, rate=3.0)
-    ticks = np.floor(exact / 3) * 3
-    spread, tick = spread_ticks(ticks)
-    assert tick == 3
-    assert index_of_dispersion(spread, 1.0) == pytest.approx(index_of_dispersion(exact, 1.0), abs=0.15)
-    assert spread_ticks(exact)[1] == 0
+    made = trace(np.floor(exact / 3) * 3, 4_000)
+    fit = fit_trace(made)
+    assert "stamps on a grid of 3 s, spread over it" in fit.notes
+    assert fit.arrivals.dispersion[1.0] == pytest.approx(index_of_dispersion(exact, 1.0), abs=0.15)
+    assert by_name(check(made, fit, preset(fit, "made"), replicas=20))["dispersion in 1 s"].ok
+    assert trace(exact, 4_000).tick_s() is None
+
+
+def test_stamps_of_whole_seconds_are_spread_where_few_share_one():
+    """A sparse trace: hardly a second has two requests, and those that do would be more than by chance."""
+    rng = np.random.default_rng(0)
+    pairs = np.sort(rng.choice(40_000, 400, replace=False)) * 10.0
+    times = np.sort(np.concatenate([pairs, pairs[::8], pairs[1::8] + 1]))  # of two a second apart, and none
+    made = trace(times, len(times))
+    assert made.tick_s() == 1
+    raw = index_of_dispersion(made.times_s(), 1.0)
+    fit = fit_trace(made)
+    assert raw is not None
+    assert 1 < fit.arrivals.dispersion[1.0] < raw
 
 
 def test_from_the_command_to_a_run(tmp_path, capsys):

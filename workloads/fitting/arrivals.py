@@ -52,17 +52,6 @@ def fit_arrivals(times_s: np.ndarray) -> ArrivalFit:
     return _renewal(times_s, rate, cv, dispersion)
 
 
-def spread_ticks(times_s: np.ndarray) -> tuple[np.ndarray, float]:
-    """(times, tick): where most stamps lie on a coarse grid, each is moved to a random place within its tick,
-    since nothing else is known of it; tick 0 where they do not."""
-    gaps = np.diff(times_s)
-    if len(gaps) < 20 or (gaps > 0).mean() > 0.5 or not (gaps > 0).any():
-        return times_s, 0.0
-    tick = float(np.median(gaps[gaps > 0]))
-    moved = times_s + np.random.Generator(np.random.PCG64(0)).random(len(times_s)) * tick
-    return np.sort(moved) - moved.min(), tick
-
-
 def dispersions(times_s: np.ndarray, windows: tuple[float, ...]) -> dict[float, float]:
     """By window in seconds, those that fit into the time often enough."""
     found = {w: index_of_dispersion(times_s, w) for w in windows}

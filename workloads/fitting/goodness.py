@@ -1,7 +1,8 @@
 """How near a preset comes to its trace: as many requests are drawn from it, and compared figure by figure.
 
 Dispersions vary much from one draw to the next, so they are held against a band: the middle 90 % of
-`replicas` draws of the arrivals alone."""
+`replicas` draws of the arrivals alone. A coarse clock does not tell where in its tick a request came, so the
+trace's own dispersion is then the median of as many ways to spread its stamps."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from workloads.arrivals import draw_arrivals, read_arrivals
-from workloads.fitting.arrivals import CHECKED, index_of_dispersion, spread_ticks
+from workloads.fitting.arrivals import CHECKED, index_of_dispersion
 from workloads.fitting.lengths import ks_distance, rank_correlation
 from workloads.fitting.preset import TraceFit
 from workloads.presets import draw
 from workloads.reuse import reusable_share
 from workloads.sessions import lay_out, read_sessions, sessions_for
 from workloads.settings import Settings
+from workloads.streams import stream
 from workloads.trace import Trace
 
 KS_LIMIT, HIT_LIMIT, RANK_LIMIT, VOLUME_LIMIT = 0.02, 0.02, 0.05, 0.02
@@ -91,8 +93,10 @@ def check(
 def _dispersions(trace: Trace, node: dict[str, Any], replicas: int) -> list[Figure]:
     if trace.time_ns is None or node["rate"] is None:
         return []
-    times, _ = spread_ticks(trace.times_s())
-    source = {w: index_of_dispersion(times, w) for w in CHECKED}
+    # Where in its tick a stamp belongs is one draw of many as well: the median of as many.
+    spreads = range(replicas) if trace.tick_s() is not None else range(1)
+    fine = [trace.spread(stream(seed, "ticks")).times_s() for seed in spreads]
+    source = {w: _median([index_of_dispersion(times, w) for times in fine]) for w in CHECKED}
     found: dict[float, list[float]] = {w: [] for w in CHECKED}
     for seed in range(replicas):
         drawn = _arrival_times(node, seed, len(trace))
@@ -115,6 +119,11 @@ def _dispersions(trace: Trace, node: dict[str, Any], replicas: int) -> list[Figu
             )
         )
     return figures
+
+
+def _median(values: list[float | None]) -> float | None:
+    some = [value for value in values if value is not None]
+    return float(np.median(some)) if some else None
 
 
 def _arrival_times(node: dict[str, Any], seed: int, n: int) -> np.ndarray:

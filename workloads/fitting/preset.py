@@ -9,10 +9,11 @@ import numpy as np
 
 from workloads.columns import Texts
 from workloads.errors import WorkloadError
-from workloads.fitting.arrivals import ArrivalFit, fit_arrivals, spread_ticks
+from workloads.fitting.arrivals import ArrivalFit, fit_arrivals
 from workloads.fitting.lengths import LengthFit, fit_lengths
 from workloads.fitting.prefixes import PrefixFit, Reuse, fit_prefixes, measure_reuse
 from workloads.fitting.sessions import SessionFit, fit_sessions
+from workloads.streams import stream
 from workloads.trace import Trace
 
 DAY_S = 86_400.0
@@ -42,7 +43,9 @@ def fit_trace(trace: Trace) -> TraceFit:
             f"{trace.path}: has {len(trace)} rows, a fit needs {_FEWEST_ROWS} or more; replay it instead "
             "(+workload=trace workload.path=...)"
         )
-    times, tick = spread_ticks(trace.times_s())
+    tick = trace.tick_s()
+    trace = trace.spread(stream(0, "ticks"))
+    times = trace.times_s()
     sessions = fit_sessions(trace)
     starts = times if sessions is None or sessions.starts_s is None else sessions.starts_s
     if trace.time_ns is None:

@@ -13,6 +13,7 @@ from workloads.columns import Texts
 from workloads.fitting.arrivals import index_of_dispersion
 from workloads.reuse import reused_tokens
 from workloads.schedule import Schedule
+from workloads.streams import stream
 from workloads.trace import Trace
 
 WINDOWS_S = (1.0, 10.0, 60.0)
@@ -97,11 +98,12 @@ def of_trace(trace: Trace, name: str) -> Traffic:
         reused = np.minimum(trace.reused_tokens, trace.input_tokens)
     else:
         reused = reused_tokens(recorded.segments(trace, "trace", 1.0)) if known else None
+    tick = trace.tick_s()
     codes = None if trace.session is None else trace.session.codes[trace.session.codes >= 0]
     turns = None if codes is None or not len(codes) else np.unique(codes, return_counts=True)[1]
     return Traffic(
         name=name,
-        times_s=None if trace.time_ns is None else trace.times_s(),
+        times_s=None if trace.time_ns is None else trace.spread(stream(0, "ticks")).times_s(),
         prompts=trace.input_tokens,
         answers=trace.output_tokens,
         reused=reused,
@@ -111,7 +113,7 @@ def of_trace(trace: Trace, name: str) -> Traffic:
         classes=None if trace.request_class is None else _counts(trace.request_class),
         endings=None,
         transports=None,
-        notes=trace.notes,
+        notes=(*trace.notes, *([] if tick is None else [f"stamps on a grid of {tick:g} s, spread over it"])),
     )
 
 
