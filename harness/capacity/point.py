@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LEAST = 0.01
 """The smallest pressure: below it nothing is told apart."""
-SWING = 2.0, 0.1
+SWING = 1.0, 0.1
 """Requests, and share of those under way, by which a steady load may differ from third to third."""
 
 

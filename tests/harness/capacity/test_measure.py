@@ -1,4 +1,4 @@
-"""The loop over probes: several engines in turn, bounded time, invalid probes, Ctrl-C; and what is written."""
+"""The loop over probes: engines in turn, bounded time, invalid probes, Ctrl-C; what is written."""
 
 import json
 import math

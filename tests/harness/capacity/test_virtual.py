@@ -13,6 +13,7 @@ from harness.conf import UsageError
 ONE_AT_A_TIME = (
     *("+workload=short", "workload.stream_fraction=1", "workload.max_tokens=exact"),
     *("workload.arrivals.kind=poisson", "engine.max_num_seqs=1"),
+    "workload.classes.short.output.points=[[0,1],[100,9]]",
 )
 
 
@@ -23,44 +24,60 @@ def capacity(tmp_path, capsys, *args):
     return code, json.loads((tmp_path / folder.rpartition("/")[2] / "capacity.json").read_text())
 
 
-def test_a_server_of_known_rate_is_found_within_the_tolerance():
-    """One request at a time, each pass 10 ms: the service rate is 1 / (10 ms x tokens of an answer). The TTFT
-    limit is so far that only the queue's growth tells: the truth is the service rate itself."""
-    from harness.plan import draw_schedule
+def one_server(*args, pass_s, requests):
+    """One request at a time, so many seconds a pass."""
+    asked = read([*ONE_AT_A_TIME, "engine=continuous", *args], "capacity", virtual=True)
+    cfg = next(iter(asked.engines.values()))
+    arm = Arm("one", Virtual(cfg, asked.limits, cost=lambda rows, tokens: pass_s))
+    measure([arm], Rules(probes=14), Budget(1e9, 20, requests=requests), say=lambda line: None)
+    return arm
 
-    args = [*ONE_AT_A_TIME, "engine=continuous", "slo.ttft_ms=1000000", "slo.tpot_ms=1000000"]
-    cfg = next(
-        iter(read([*args, "capacity.queue_delay_p50_ms=null"], "capacity", virtual=True).engines.values())
+
+def test_a_queue_without_chance_has_the_capacity_of_its_arithmetic():
+    """Every answer has 10 tokens of 10 ms each, so 10 requests/s are served. Of n arrivals at r > 10 a second
+    the i-th waits i (1/10 - 1/r): 99 % of them keep a TTFT of 1 s up to the r at which that is what the
+    198th of 200 waits, less its first pass."""
+    arm = one_server(
+        *("workload.arrivals.kind=constant", "capacity.queue_delay_p50_ms=null"),
+        "workload.classes.short.output.points=[[0,10],[100,10]]",
+        "slo.ttft_ms=1000",
+        pass_s=0.01,
+        requests=200,
     )
-    limits = read([*args, "capacity.queue_delay_p50_ms=null"], "capacity", virtual=True).limits
-    engine = Virtual(cfg, limits, cost=lambda rows, tokens: 0.01)
-    arm = Arm("one", engine)
-    measure([arm], Rules(), Budget(1e9, 20, requests=400), say=lambda line: None)
-    drawn = cfg.copy()
-    drawn.load.requests = 4000
-    answers = [request.stop_after for request in draw_schedule(drawn)]
-    truth = 1 / (0.01 * sum(answers) / len(answers))
-    assert arm.guess == pytest.approx(truth, rel=0.15)
-    assert arm.interval.low * 0.95 <= truth <= arm.interval.high * 1.05
-    assert arm.interval.high / arm.interval.low < 1.35
+    truth = 1 / (0.1 - 0.99 / 197)
+    assert arm.guess == pytest.approx(10, rel=0.02)
+    assert arm.interval.low <= truth <= arm.interval.high
+    assert arm.interval.high / arm.interval.low < 1.12
+    assert {name for point in arm.points for name in point.over} >= {"slo"}
+
+
+def test_without_a_latency_limit_the_growth_of_the_queue_finds_the_rate_of_service():
+    far = ("slo.ttft_ms=1000000", "slo.tpot_ms=1000000", "capacity.queue_delay_p50_ms=null")
+    arm = one_server(*far, pass_s=0.01, requests=150)
+    assert arm.interval.low * 0.85 <= arm.guess <= arm.interval.high
+    assert {name for point in arm.points for name in point.over} == {"growth"}
 
 
 def test_a_tighter_slo_has_less_capacity_and_a_faster_machine_more():
     def found(ttft_ms, pass_s):
-        args = [*ONE_AT_A_TIME, "engine=continuous", f"slo.ttft_ms={ttft_ms}"]
-        asked = read(args, "capacity", virtual=True)
-        cfg = next(iter(asked.engines.values()))
-        arm = Arm("one", Virtual(cfg, asked.limits, cost=lambda rows, tokens: pass_s))
-        measure([arm], Rules(), Budget(1e9, 20, requests=150), say=lambda line: None)
-        return arm.interval
+        return one_server(
+            f"slo.ttft_ms={ttft_ms}", "slo.attainment=0.9", pass_s=pass_s, requests=100
+        ).interval
 
-    loose, tight, fast = found(4000, 0.004), found(300, 0.004), found(4000, 0.002)
+    loose, tight, fast = found(400, 0.01), found(60, 0.01), found(400, 0.005)
     assert tight.high < loose.low
     assert fast.low > 1.5 * loose.low
 
 
 def test_the_command_gives_capacities_side_by_side(tmp_path, capsys):
-    args = ("--virtual", "+workload=short", "engines=[static,continuous]", "capacity.requests=100")
+    args = (
+        "--virtual",
+        "+workload=short",
+        "engines=[static,continuous]",
+        "capacity.requests=100",
+        "capacity.tolerance=0.2",
+        "capacity.repeats=2",
+    )
     code, value = capacity(tmp_path, capsys, *args, "slo.ttft_ms=300", "cost.device_hour=1.2")
     assert code == 0
     static, continuous = value["arms"]
@@ -82,12 +99,12 @@ def test_the_crossover_command_says_who_is_better_throughout(tmp_path, capsys):
         "points=2",
     )
     code, value = capacity(
-        tmp_path, capsys, *args, "metric=normalized_p50", "capacity.requests=60", "range=[5,40]"
+        tmp_path, capsys, *args, "metric=normalized_p50", "capacity.requests=60", "range=[20,60]"
     )
     assert code == 0
     assert value["crossover"]["kind"] == "none"
     assert value["crossover"]["by"] == "continuous"
-    assert "no crossover in [5, 40]" in value["text"]
+    assert "no crossover in [20, 60]" in value["text"]
     assert len(value["runs"]) == 2 * 3 * 2
 
 
