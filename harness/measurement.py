@@ -22,7 +22,7 @@ from harness.plan import check_lengths, pool_tokens
 from harness.scrape import Scraper, metrics_endpoint
 from harness.server_process import ServerError, ServerProcess
 from harness.slo import limits_of
-from harness.target import RunTarget, load_processes, load_settings, warm_up_requests
+from harness.target import RunTarget, asked_over, load_processes, load_settings, warm_up_requests
 from harness.telemetry import Telemetry
 from harness.watchdog import Watchdog
 
@@ -64,6 +64,7 @@ class Measurement:
         self._interruption = interruption
         self._earlier = earlier
         self._stop = Stop()
+        self._sent_as: str | None = None  # of transports that the server lacks
 
     def send(
         self, target: RunTarget, schedule: Schedule, load: LoadProcesses, started_at: str, finish: Finish
@@ -76,20 +77,21 @@ class Measurement:
 
         pool = pool_tokens(target.server.get("num_kv_blocks"), target.server.get("block_size"))
         warning = check_lengths(schedule, target.max_model_len, pool)
-        for line in filter(None, (warning, self._slow_kernels(target), *schedule.notes)):
+        requests, self._sent_as = asked_over(target, schedule)
+        for line in filter(None, (warning, self._slow_kernels(target), self._sent_as, *schedule.notes)):
             say(line)
         endpoint = metrics_endpoint(self.cfg.engine, target.load.root_url, target.load.api_key)
         progress = Progress(len(schedule))
         job = Job(
             target=target.load,
             settings=load_settings(self.cfg, self.run_dir.name),
-            requests=schedule.requests,
+            requests=requests,
             seed=schedule.seed,
             log=self.run_dir / "requests.jsonl",
             warm_up=warm_up_requests(target.max_model_len),
             live=progress.enabled,
         )
-        load.prepare(job, workers=load_processes(self.cfg, schedule.requests, target.server))
+        load.prepare(job, workers=load_processes(self.cfg, requests, target.server))
         schedule.to_parquet(self.run_dir / "schedule.parquet")  # while they warm up
         meta = self._meta(target, schedule, started_at)
         self._warmed_up(load.wait_ready())
@@ -229,7 +231,7 @@ class Measurement:
                 "sent_attempts": result.sent_attempts,
                 "retried": result.retried,
                 "clock_offset_step_ns": result.clock_offset_step_ns,
-                "notes": list(result.notes),
+                "notes": [*filter(None, [self._sent_as]), *result.notes],
             },
             "telemetry": telemetry.meta(),
             "server_metrics": scraper.meta(),

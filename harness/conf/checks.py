@@ -51,20 +51,6 @@ def check(cfg: DictConfig) -> None:
         raise UsageError("load.trust_env=true: proxies take load.backend=aiohttp or auto")
     if cfg.engine.kind == "openai":
         _check_foreign(cfg)
-        _check_transports(cfg)
-
-
-def _check_transports(cfg: DictConfig) -> None:
-    """Only our server has a route for WebSockets."""
-    from harness.conf import UsageError
-
-    workload = cfg.workload
-    shares = {"workload.websocket_fraction": workload.get("websocket_fraction")}
-    for name, terms in (workload.get("classes") or {}).items():
-        shares[f"workload.classes.{name}.websocket_fraction"] = (terms or {}).get("websocket_fraction")
-    for key, share in shares.items():
-        if share:
-            raise UsageError(f"{key}={share}: +engine=openai is asked over HTTP alone; needs {key}=0")
 
 
 def _check_foreign(cfg: DictConfig) -> None:

@@ -297,7 +297,8 @@ def test_any_openai_server_gets_the_same_load(tmp_path):
         ready = json.loads(server.stdout.readline())
         url = f"http://127.0.0.1:{ready['port']}/v1"
         foreign = ("+engine=openai", f"engine.base_url={url}", "engine.tokenizer=bytes")
-        code, out, stderr = harness(tmp_path, "+experiment=smoke", "load.requests=4", *foreign)
+        sockets = "workload.websocket_fraction=1"  # it has the route
+        code, out, stderr = harness(tmp_path, "+experiment=smoke", "load.requests=4", sockets, *foreign)
     finally:
         server.terminate()
         server.communicate()
@@ -313,6 +314,8 @@ def test_any_openai_server_gets_the_same_load(tmp_path):
     requests = pd.read_parquet(run_dir / "requests.parquet")
     done = requests[requests["outcome"] == "completed"]
     assert len(done) >= 3
+    assert np.array_equal(requests["transport"] == "websocket", requests["stream"])
+    assert requests["stream"].any()
     assert np.array_equal(done["output_tokens"], done["stop_after"])
 
 
