@@ -39,43 +39,28 @@ def found(folder: Path) -> dict:
     return json.loads((folder / "capacity.json").read_text())
 
 
-def test_probes_are_whole_runs_on_one_server_and_time_ends_the_search(tmp_path):
-    process = command(tmp_path, *SMALL, "capacity.max_minutes=0.25", "cost.device_hour=1")
-    out, err = process.communicate(timeout=PATIENCE_S)
-    folder = results(out)
-    value = found(folder)
-    assert process.returncode == 4, err  # nothing breaks so loose an SLO
-    arm = value["arms"][0]
-    assert arm["ended"] == "time"
-    assert arm["points"]
-    assert arm["capacity"]["high"] is None
-    for point in arm["points"]:
-        summary = json.loads((folder / point["run"] / "summary.json").read_text())
-        assert summary["counts"]["completed"] == 40
-        assert summary["throughput"]["goodput_rps"] == pytest.approx(point["goodput_rps"])
-        assert point["ok"]
-        assert point["attainment"] == 1
-    servers = {
-        json.loads((folder / p["run"] / "meta.json").read_text())["server"]["pid"] for p in arm["points"]
-    }
-    assert len(servers) == 1
-    assert gone(servers.pop())
-    assert "capacity.json" in [path.name for path in folder.iterdir()]
-    assert (folder / "report.html").stat().st_size > 1_000_000
-    assert arm["cost"]["per_million_output"] > 0
-
-
-def test_an_interruption_keeps_the_probes_and_leaves_no_server(tmp_path):
-    process = command(tmp_path, *SMALL, "capacity.max_minutes=10")
+def test_probes_are_whole_runs_on_one_server_and_an_interruption_keeps_them(tmp_path):
+    process = command(tmp_path, *SMALL, "capacity.max_minutes=10", "cost.device_hour=1")
     folder = wait_for(lambda: next(iter((tmp_path / "runs").glob("*-capacity-*")), None), "a folder")
     path = folder / "capacity.json"
-    wait_for(lambda: path.exists() and found(folder)["arms"][0]["points"], "a probe")
+    wait_for(lambda: path.exists() and len(found(folder)["arms"][0]["points"]) > 1, "two probes")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3, err
     assert results(out) == folder
     arm = found(folder)["arms"][0]
     assert arm["ended"] == "interrupted"
-    assert arm["points"]
-    run = folder / arm["points"][0]["run"]
-    assert gone(json.loads((run / "meta.json").read_text())["server"]["pid"])
+    for point in arm["points"]:
+        summary = json.loads((folder / point["run"] / "summary.json").read_text())
+        assert summary["counts"]["completed"] == 40
+        assert summary["throughput"]["goodput_rps"] == pytest.approx(point["goodput_rps"])
+        assert point["ok"]
+        assert point["attainment"] == 1
+    metas = [json.loads((folder / p["run"] / "meta.json").read_text()) for p in arm["points"]]
+    servers = {meta["server"]["pid"] for meta in metas}
+    assert len(servers) == 1
+    assert gone(servers.pop())
+    rates = [point["rate"] for point in arm["points"]]
+    assert [meta["planned"]["rate"] for meta in metas] == pytest.approx(rates)
+    assert (folder / "report.html").stat().st_size > 1_000_000
+    assert arm["cost"]["per_million_output"] > 0
