@@ -47,6 +47,7 @@ main settings
   workload.rate                  requests/s, or '{{kind: ramp, from: 1, to: 10, over_s: 60}}'
   workload.length_scale          all lengths times this
   load.requests load.duration_s  how many, or for how long
+  load.utilization               workload.rate as a share of the capacity that harness.capacity has found here
   load.concurrency               clients at once (load=closed), or a cap on what is under way (load=open)
   load.timeout_s                 the client's patience for a whole answer
   load.processes load.backend    processes that share the load; lean or aiohttp (auto: what is needed)
@@ -72,6 +73,7 @@ The last line that a run prints is `results: <folder>`.
 COMMANDS = {
     "harness.compare": "arms in interleaved rounds on warm servers: who wins on what, with intervals",
     "harness.gate": "hold a run against a committed baseline",
+    "harness.capacity": "the highest rate within an SLO, crossover of two engines, cost of a million tokens",
     "harness.comparison": "runs side by side, ratios to the first",
     "harness.dashboard": "one HTML page for runs; --serve DIR lists all, live; --export DIR: PNG or SVG",
     "harness.calibrate": "how far the client's own figures can be trusted on this machine",
