@@ -51,7 +51,7 @@ from engines.model.dtype_choice import fastest_dtype  # noqa: E402
 from engines.model.invariance import BITWISE, RowGuarantee, find_row_guarantee  # noqa: E402
 from engines.model.loader import LoadedModel, load_model, model_shape  # noqa: E402
 from engines.staging import Carried, Inputs, Staging  # noqa: E402
-from kernels import allocate_kv, get_backend  # noqa: E402
+from kernels import allocate_kv, fused, get_backend  # noqa: E402
 from kernels.cpu.isa import candidates  # noqa: E402
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -170,7 +170,7 @@ class ModelRunner:
         done = None if self._graphs is None else self._graphs.run(batch, carried)
         if done is None:
             logits, pad = self._eager(batch, carried)
-            done = logits, torch.argmax(logits, dim=-1), pad
+            done = logits, fused.argmax(logits), pad
         return DevicePass(done[0], done[1], batch.sampling, done[2], self._readback, span)
 
     def _eager(self, batch: RaggedBatch, carried: Carried | None) -> tuple[torch.Tensor, int]:

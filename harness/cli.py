@@ -47,16 +47,20 @@ main settings
   workload.rate                  requests/s, or '{{kind: ramp, from: 1, to: 10, over_s: 60}}'
   workload.length_scale          all lengths times this
   load.requests load.duration_s  how many, or for how long
+  load.utilization               workload.rate as a share of the capacity that harness.capacity has found here
   load.concurrency               clients at once (load=closed), or a cap on what is under way (load=open)
   load.timeout_s                 the client's patience for a whole answer
   load.processes load.backend    processes that share the load; lean or aiohttp (auto: what is needed)
   engine.max_num_seqs engine.max_num_batched_tokens engine.max_model_len
   engine.num_kv_blocks engine.block_size engine.prefill_chunk_size engine.reservation
-  engine.threads engine.max_waiting_requests engine.queue_timeout_ms
+  engine.threads engine.cpu_affinity engine.overlap engine.determinism
+  engine.max_waiting_requests engine.queue_timeout_ms
   engine.base_url engine.model engine.tokenizer engine.api engine.api_key_env   (engine=openai)
   model.id model.weights         a hub id or folder (model=hf); real or dummy
   slo.ttft_ms slo.tpot_ms        limits that goodput counts against; slo.enforce=true exits 1 on a miss
   output.dir output.text         where runs go; keep the answers' text
+  sweep.dir sweep.resume         with -m: its folder; finished points are not measured again (auto, false)
+  hydra/launcher=ray             with -m: over many hosts; also submitit_slurm (docs/sweeps.md)
   server.host server.port        where our own server listens; port 0 picks a free one
 
 other commands (each has --help)
@@ -67,9 +71,11 @@ The last line that a run prints is `results: <folder>`.
 """
 
 COMMANDS = {
+    "harness.compare": "arms in interleaved rounds on warm servers: who wins on what, with intervals",
     "harness.gate": "hold a run against a committed baseline",
+    "harness.capacity": "the highest rate within an SLO, crossover of two engines, cost of a million tokens",
     "harness.comparison": "runs side by side, ratios to the first",
-    "harness.dashboard": "one HTML page for one or more runs",
+    "harness.dashboard": "one HTML page for runs; --serve DIR lists all, live; --export DIR: PNG or SVG",
     "harness.calibrate": "how far the client's own figures can be trusted on this machine",
     "harness.report": "print a run's table again",
     "harness.peers": "our engines beside transformers (and vLLM) on the same weights",
@@ -145,7 +151,7 @@ def guard(command: Callable[[], int]) -> int:
         if _was_interrupted():
             say("interrupted before the load began; nothing was measured")
             return INVALID
-        code = USAGE if is_usage_error(error) else INVALID if _is_of_the_disk(error) else None
+        code = USAGE if is_usage_error(error) else INVALID if is_of_the_disk(error) else None
         if code is None or DEBUG in os.environ:
             raise
         say(f"error: {' '.join(str(error).split())}")
@@ -180,7 +186,7 @@ def _was_interrupted() -> bool:
     return module is not None and module.Interruption.raised
 
 
-def _is_of_the_disk(error: Exception) -> bool:
+def is_of_the_disk(error: Exception) -> bool:
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
     return _is_one_of(error, RECORD_ERRORS) or (isinstance(error, OSError) and error.errno in full)
 
@@ -209,5 +215,8 @@ def _main(argv: list[str]) -> int:
         return run_sweep(overrides)
     from harness.conf import compose
     from harness.run import run
+    from harness.sweep.settings import is_of_sweep
 
+    if of_sweep := next(filter(is_of_sweep, overrides), None):
+        raise UsageError(f"{of_sweep}: is a setting of a sweep; needs -m")
     return run(compose(overrides)).exit_code

@@ -89,6 +89,7 @@ class Comparison:
     summaries: tuple[dict[str, Any], ...]
     mismatches: tuple[str, ...]
     notes: tuple[str, ...]
+    runs: tuple[Run, ...] = ()
 
     @property
     def comparable(self) -> bool:
@@ -121,7 +122,7 @@ def compare(run_dirs: Sequence[str | Path]) -> Comparison:
     for name, summary in zip(names, summaries, strict=True):
         notes.extend(f"{name}: {warning}" for warning in summary["warnings"])
         notes.extend(f"{name}: INVALID {reason}" for reason in summary["invalid_reasons"])
-    return Comparison(tuple(names), tuple(summaries), tuple(mismatches), tuple(notes))
+    return Comparison(tuple(names), tuple(summaries), tuple(mismatches), tuple(notes), tuple(runs))
 
 
 def column_names(summaries: Sequence[dict[str, Any]], configs: Sequence[dict[str, Any]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -12,8 +13,10 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from harness.conf import UsageError
+from harness.loadgen import websocket
 
 PROBE_TIMEOUT_S = 5.0
 MAX_LIST_BYTES = 1 << 20
@@ -72,6 +75,25 @@ def probe(engine: Mapping[str, Any]) -> ForeignServer:
     model = str(wanted) if wanted is not None else next(iter(models))
     limit = models.get(model, {}).get("max_model_len")
     return ForeignServer(root, model, limit if isinstance(limit, int) and limit > 0 else None)
+
+
+def takes_websockets(root: str, path: str, key: str | None) -> bool:
+    """Whether a handshake (RFC 6455) at root/path/ws is answered with an upgrade. The connection is closed
+    right after it, before anything is asked."""
+    url = urlsplit(f"{root}/{path}{websocket.SUFFIX}")
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    ours = websocket.new_key()
+    headers = {**websocket.HEADERS, websocket.KEY: ours}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    try:
+        with contextlib.closing(kind(url.hostname or "", url.port, timeout=PROBE_TIMEOUT_S)) as connection:
+            connection.request("GET", url.path, headers=headers)
+            response = connection.getresponse()
+            answered = {name.lower(): value for name, value in response.getheaders()}
+            return response.status == 101 and websocket.refused(ours, answered) is None
+    except (OSError, http.client.HTTPException, ValueError):
+        return False  # whatever it is, no upgrade
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:

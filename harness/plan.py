@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from workloads.schedule import Schedule
 
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""What drivers put there: NVIDIA's, the one of Windows for WSL, AMD's."""
 SHOWN_LIMITS = (
     *("scheduler", "reservation", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
     *("num_kv_blocks", "kv_memory_gb", "block_size", "prefill_chunk_size", "threads"),
@@ -53,6 +55,18 @@ def check_engine(cfg: DictConfig) -> None:
         EngineConfig.from_mapping(dict(cfg.engine))
         if cfg.server.routes:
             raise ConfigError("server.routes: a measured run has one scheduler; compare two runs instead")
+
+
+def missing_device(cfg: DictConfig) -> str | None:
+    """One line when the device that is asked for is not on this machine. No torch is asked: loading it takes
+    seconds."""
+    if cfg.engine.kind != "reference" or cfg.device != "cuda":
+        return None
+    from pathlib import Path
+
+    if any(map(Path.exists, map(Path, GPU_DEVICES))):
+        return None
+    return "device=cuda: no GPU is seen on this machine, so the run cannot start here; use device=cpu or auto"
 
 
 def check_lengths(schedule: Schedule, max_model_len: int | None, kv_tokens: int | None = None) -> str | None:
@@ -124,9 +138,10 @@ def describe(cfg: DictConfig, schedule: Schedule) -> str:
 def describe_sweep(configs: Sequence[DictConfig], names: Sequence[Sequence[str]]) -> str:
     """The plans of all runs, one after the other, and how long they take together. names: what is not the
     same in all."""
-    from harness.eta import duration, eta
+    from harness.eta import eta
 
-    lines, totals = [], []
+    lines: list[str] = []
+    totals: list[float] = []
     drawn: list[tuple[Any, Schedule]] = []  # engines of a sweep mostly share their traffic
     for number, (cfg, differs) in enumerate(zip(configs, names, strict=True), 1):
         key = (cfg.workload, cfg.seed, cfg.load.kind, cfg.load.requests, cfg.load.duration_s)
@@ -137,10 +152,24 @@ def describe_sweep(configs: Sequence[DictConfig], names: Sequence[Sequence[str]]
         totals.append(eta(cfg, schedule).total_s)
         lines += [f"run {number} of {len(configs)}: {' '.join(differs) or 'as configured'}"]
         lines += [describe(cfg, schedule), ""]
-    lines.append(f"sweep      {len(configs)} runs one after the other: about {duration(sum(totals))}")
-    for total_s, differs in zip(totals, names, strict=True):
-        lines.append(f"{'':11}{duration(total_s):>8}  {' '.join(differs) or 'as configured'}")
+    lines += sweep_times(totals, names)
     return "\n".join(lines)
+
+
+def sweep_times(totals: Sequence[float | None], names: Sequence[Sequence[str]]) -> list[str]:
+    """How long a sweep takes, as a whole and point by point. totals: seconds; None for a finished point."""
+    from harness.eta import duration
+
+    left = [total for total in totals if total is not None]
+    done = len(totals) - len(left)
+    about = f"about {duration(sum(left))}"
+    lines = [f"sweep      {len(left)} runs one after the other: {about}"]
+    if done:
+        lines = [f"sweep      {done} of {len(totals)} points are finished; {len(left)} left, {about}"]
+    for total_s, differs in zip(totals, names, strict=True):
+        shown = "finished" if total_s is None else duration(total_s)
+        lines.append(f"{'':11}{shown:>8}  {' '.join(differs) or 'as configured'}")
+    return lines
 
 
 def clients(cfg: DictConfig, schedule: Schedule) -> str:

@@ -2,7 +2,8 @@
 
 The child runs in a session of its own, so a Ctrl-C reaches only the harness, which decides. Its standard
 input is a pipe that we hold open: when the harness dies, however it dies, the kernel closes the pipe and the
-server ends. Standard output carries one JSON line, `ready` or `error`; standard error goes to server.log.
+server ends; orders go through it too. Standard output carries JSON lines, `ready` or `error` first, then
+answers to orders; standard error goes to server.log.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import harness
 READY_TIMEOUT_S = 900.0
 """A real model may first have to be fetched; a server that fails says so at once and is not waited for."""
 STOP_TIMEOUT_S = 10.0
+ORDER_TIMEOUT_S = 60.0
+"""For an order: the iteration in progress ends first, and a large prompt on a slow machine takes its time."""
 TERM_PATIENCE_S = 3.0
 TICK_S = 0.5
 
@@ -47,7 +50,7 @@ class ServerProcess:
     def __init__(
         self,
         config: Path,
-        records: Path,
+        records: Path | None,
         log: Path,
         *,
         on_exit: Callable[[int], None] | None = None,
@@ -58,8 +61,9 @@ class ServerProcess:
         self._stopping = False
         self._deaf = False  # it ended neither with its input nor by SIGTERM
         self._ended = threading.Event()
-        self._first_line: queue.Queue[str | None] = queue.Queue()
-        command = [sys.executable, "-m", module, "--config", str(config), "--records", str(records)]
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        command = [sys.executable, "-m", module, "--config", str(config)]
+        command += [] if records is None else ["--records", str(records)]
         with open(log, "ab") as stderr:
             self._process = subprocess.Popen(
                 [*command, "--exit-with-stdin"],
@@ -91,26 +95,43 @@ class ServerProcess:
     ) -> dict[str, Any]:
         """The ready line (docs/architecture.md, HTTP). Raises ServerError when the server refuses or dies.
         meanwhile: called every now and then; what it raises ends the waiting."""
+        return self._hear("ready", "was not ready", timeout_s, meanwhile)
+
+    def record(self, folder: Path | None, timeout_s: float = ORDER_TIMEOUT_S) -> None:
+        """Have a server that is ready end its records and begin anew in that folder, or write none (None).
+        When this returns the records so far are whole. Raises ServerError."""
+        order = json.dumps({"records": None if folder is None else str(folder.resolve())}) + "\n"
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has died, which is what is heard next
+            self._process.stdin.write(order.encode())
+            self._process.stdin.flush()
+        self._hear("records", "did not take up new records", timeout_s)
+
+    def _hear(
+        self, event_name: str, lacking: str, timeout_s: float, meanwhile: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
+        """The next event of that name."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                line = self._first_line.get(timeout=max(0.0, min(TICK_S, deadline - time.monotonic())))
+                line = self._lines.get(timeout=max(0.0, min(TICK_S, deadline - time.monotonic())))
             except queue.Empty:
                 if meanwhile is not None:
                     meanwhile()
                 if time.monotonic() < deadline:
                     continue
                 raise ServerError(
-                    f"the server was not ready after {timeout_s:.0f} s; see {self.log}", refused=False
+                    f"the server {lacking} after {timeout_s:.0f} s; see {self.log}", refused=False
                 ) from None
             if line is None:
+                self._lines.put(None)  # whoever asks next hears the same
                 self._ended.wait(STOP_TIMEOUT_S)
                 raise ServerError(f"the server {self.describe_end()}; see {self.log}", refused=False)
             try:
                 event = json.loads(line)
             except ValueError:
                 continue  # a library that prints; only JSON lines are ours
-            if isinstance(event, dict) and event.get("event") == "ready":
+            if isinstance(event, dict) and event.get("event") == event_name:
                 return event
             if isinstance(event, dict) and event.get("event") == "error":
                 raise ServerError(" ".join(str(event.get("message", "")).split()), refused=True)
@@ -177,8 +198,8 @@ class ServerProcess:
             return
         with stdout:
             for raw in stdout:  # read to the end, so that the pipe never fills
-                self._first_line.put(raw.decode("utf-8", "replace"))
-        self._first_line.put(None)
+                self._lines.put(raw.decode("utf-8", "replace"))
+        self._lines.put(None)
 
     def _watch(self) -> None:
         # The group's number is ours for as long as its leader is not reaped: look without reaping, end what

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from harness.foreign import api_key, probe
+from harness.foreign import api_key, probe, takes_websockets
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from harness.loadgen.settings import LoadSettings, Target
-    from workloads.schedule import ScheduledRequest
+    from workloads.schedule import Schedule, ScheduledRequest
 
 WARM_UP_PROMPTS = (16, 64, 256)
 WARM_UP_ANSWER = 8
@@ -70,6 +70,22 @@ def foreign_target(cfg: DictConfig) -> RunTarget:
         tokenizer=load_tokenizer(cfg.engine.tokenizer),
     )
     return RunTarget(target, {}, found.max_model_len)
+
+
+def asked_over(target: RunTarget, schedule: Schedule) -> tuple[Sequence[ScheduledRequest], str | None]:
+    """The requests as this server can be asked, and what there is to say of it. Who would come over a
+    WebSocket gets SSE from a foreign server that has no such route: the schedule and its digest stay, so that
+    it can be compared."""
+    from harness.loadgen.bodies import path_of
+
+    sockets = schedule.websockets()
+    load = target.load
+    if not sockets or target.server or takes_websockets(load.root_url, path_of(load), load.api_key):
+        return schedule.requests, None
+    return schedule.over_http(), (
+        f"note: {load.root_url} has no WebSocket at /{path_of(load)}/ws: {sockets} of {len(schedule)} "
+        "requests that would have come over one are sent as SSE"
+    )
 
 
 def load_settings(cfg: DictConfig, run_id: str) -> LoadSettings:

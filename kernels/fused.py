@@ -19,6 +19,8 @@ float32; every row's bits are independent of the other rows.
         [max_pos, D] float32; positions [T] int64 in [0, max_pos); slot [T] int64, < 0: not written.
     silu_mul(gate_up, out=None) -> out
         gate_up [T, 2 I] -> [T, I]: silu(gate_up[:, :I]) * gate_up[:, I:].
+
+`argmax(logits)` is the greedy choice of every row.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels import triton
+from kernels.cpu import ops as cpp
 from kernels.cpu.library import DTYPES, available
-from kernels.cpu.ops import CppOps
 from kernels.reference import TorchBackend
 
 
@@ -120,12 +122,19 @@ def ops(device: torch.device | str, dtype: torch.dtype) -> FusedOps:
     """The fastest operations that run here, chosen as kernels.get_backend chooses the attention."""
     device = torch.device(device)
     if device.type == "cpu" and dtype in DTYPES and available():
-        return CppOps()
+        return cpp.CppOps()
     if device.type == "cuda" and triton.available(device, dtype):
         from kernels.triton.ops import TritonOps  # only here: it imports triton
 
         return TritonOps()
     return TorchOps()
+
+
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """logits [R, vocab] -> ids [R] int64: the largest of each row, ties the lowest id."""
+    if logits.is_cpu and logits.dtype in DTYPES and logits.stride(-1) == 1 and available():
+        return cpp.argmax(logits)
+    return torch.argmax(logits, dim=-1)
 
 
 def _into(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -139,6 +139,15 @@ class Schedule:
     def columns(self) -> Columns:
         """The same rows as arrays."""
         return self.requests.columns if isinstance(self.requests, Rows) else columns_of(self.requests)
+
+    def websockets(self) -> int:
+        """How many requests come over a WebSocket."""
+        transport = self.columns.transport
+        return int((np.array(transport.names) == "websocket")[transport.codes].sum()) if len(self) else 0
+
+    def over_http(self) -> Sequence[ScheduledRequest]:
+        """The requests as a server without a route for WebSockets is sent them: those stream as SSE."""
+        return Rows(replace(self.columns, transport=Texts.all("http", len(self))))
 
     def sha256(self) -> str:
         """Hex digest over the seed (prompts are cut by it) and every column of every request: two schedules

@@ -5,7 +5,6 @@ Standard output carries one JSON line, "ready" or "error"; everything else goes 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -13,19 +12,14 @@ import resource
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from engines.config import ConfigError
 from engines.routes import Route, resolved, routes_of
 from engines.server.engine_process import EngineDied, EngineProcess
-
-if TYPE_CHECKING:
-    from engines.server.launch import Stop
 
 USAGE = """\
 usage: python -m engines.server [+engine=NAME] [model=NAME] [server.port=N] [key=value ...]
@@ -36,7 +30,8 @@ An OpenAI-compatible server over one of the reference engines, the files of harn
   +engine=chunked model=tiny server.port=8000    settings, as every command takes them
   --config FILE       a fully resolved configuration (a run's config.yaml) in their place
   --records DIR       write steps.arrow and engine_requests.jsonl there; a folder without a steps.arrow
-  --exit-with-stdin   end when standard input closes, so that the server never outlives who started it
+  --exit-with-stdin   end when standard input closes, so that the server never outlives who started it;
+                      a line {"records": "DIR"} there begins new records, with the caches emptied
   -h, --help          this text
 
 Settings: server.host (127.0.0.1)  server.port (0: a free one)  model  model.id  model.weights
@@ -54,8 +49,6 @@ WebSocket: GET /v1/completions/ws  GET /v1/chat/completions/ws
 Exit codes: 0 asked to end, 1 the engine has died or could not write its records, 2 a bad setting"""
 
 MOST_FILES = 65536
-STDIN_PATIENCE_S = 1.2  # how long a running iteration gets once the parent is gone
-STDIN_DEADLINE_S = 1.8  # then the process ends whatever it is doing
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,24 +161,9 @@ def allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def watch_stdin(stop: Stop) -> None:
-    """End the server once standard input is closed, which the system does when the parent dies, however it
-    dies."""
-
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(0, 4096):
-                pass
-        stop.set("standard input has closed", patience_s=STDIN_PATIENCE_S)
-        time.sleep(STDIN_DEADLINE_S)
-        os._exit(0)
-
-    threading.Thread(target=watch, name="stdin", daemon=True).start()
-
-
-def announce(event: dict[str, Any], for_people: str) -> None:
+def announce(event: dict[str, Any], for_people: str = "") -> None:
     print(json.dumps(event), flush=True)
-    if sys.stderr.isatty():
+    if for_people and sys.stderr.isatty():
         print(for_people, file=sys.stderr, flush=True)
 
 
@@ -205,11 +183,11 @@ def run(args: list[str]) -> int:
 
         from engines.server.launch import Secrets, Service, Stop, serve
         from engines.server.log import configure
+        from engines.server.parent import Parent
 
         configure(config["server"].get("log_format", "text"))
         stop = Stop()
-        if arguments.exit_with_stdin:
-            watch_stdin(stop)
+        parent = Parent(stop, announce) if arguments.exit_with_stdin else None
         try:
             service = Service(config["server"], routes, Secrets(api_key, admin_token), process)
         except EngineDied as error:
@@ -218,6 +196,8 @@ def run(args: list[str]) -> int:
         port = listener.getsockname()[1]
 
         def on_ready() -> None:
+            if parent is not None:
+                parent.serve(service.engine)
             shown = f"[{host}]" if ":" in host else host
             announce(
                 {"event": "ready", "host": host, "port": port, **service.facts},

@@ -44,7 +44,8 @@ class Speeds:
         self.note(stats, now_s)
         then, values = self._seen[0]
         span = max(now_s - then, EVERY_S)
-        changes = (new - old for new, old in zip(self._values(stats), values, strict=True))
+        # Counters begin anew with every run of a server that is measured several times.
+        changes = (max(0, new - old) for new, old in zip(self._values(stats), values, strict=True))
         return {name: change / span for name, change in zip(self.COUNTERS, changes, strict=True)}
 
     def _values(self, stats: Stats) -> tuple[int, ...]:

@@ -6,15 +6,20 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines.request import Output, Refused
 from engines.routes import DEFAULT
 from engines.server.channel import Channel
 from engines.server.control import answer
 from engines.server.step_trace import StepTrace
-from engines.server.wire import Abort, Add, Ask, Died, Left, Message, Pass, Produced, Refusal, Report
+from engines.server.wire import Abort, Add, Ask, Died, Left, Message, Pass, Produced, Refusal, Report, Told
 from engines.step_log import Ending, RequestRecord, StepLog, StepRecord
 from engines.turns import Engines
+
+if TYPE_CHECKING:
+    from engines.server.recordings import Next
 
 LAST_WORDS_S = 1.0
 """How long the reason of a failure may wait for a server that is slow to take it."""
@@ -76,10 +81,14 @@ class ReportLog:
 class EngineLoop:
     """Runs until the server says no more, or until the engine fails."""
 
-    def __init__(self, engine: Engines, log: ReportLog, channel: Channel) -> None:
+    def __init__(
+        self, engine: Engines, log: ReportLog, channel: Channel, next_recording: Next | None = None
+    ) -> None:
+        """next_recording: ends these engines and begins others; None: it has these for life."""
         self._engine = engine
         self._log = log
         self._channel = channel
+        self._next_recording = next_recording
         self._seq_ids: dict[int, int] = {}  # by key, of the requests whose last output has not left
         self._keys: dict[int, int] = {}  # by seq_id
         self._queues_due = 0.0  # on the engine's clock; 0: at once
@@ -129,11 +138,25 @@ class EngineLoop:
             elif isinstance(command, Abort):
                 if command.key in self._seq_ids:  # else its last output is on its way
                     self._engine.abort(self._seq_ids[command.key], command.reason)
+            elif isinstance(command, Ask) and command.what == "records":
+                self._channel.send(self._move(command))
             elif isinstance(command, Ask):
                 self._channel.send(answer(command, self._engine, self._log.trace))
             else:
                 raise RuntimeError(f"the server sent {type(command).__name__} to a running engine")
         return refusals
+
+    def _move(self, ask: Ask) -> Told:
+        """records: {folder}. The records of the run so far are ended and closed, and from now on fresh
+        engines write to that folder, or nowhere (null). What was still under way has been aborted."""
+        folder = ask.arguments.get("folder")
+        if self._next_recording is None or not isinstance(folder, str | None):
+            return Told(ask.key, f"records: cannot go to {folder!r:.200}", {})
+        recording = self._next_recording(None if folder is None else Path(folder))
+        self._engine, self._log = recording.engines, recording.log
+        self._seq_ids.clear()
+        self._keys.clear()
+        return Told(ask.key, recording.problem, {})
 
     def _produced(self, output: Output) -> Produced:
         key = self._keys[output.seq_id]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import itertools
 import os
 import signal
 import socket
@@ -20,16 +19,12 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from engines.config import ConfigError, EngineConfig, thread_count
 from engines.server.channel import Channel, socket_pair
 from engines.server.wire import Died, Message, Ready, Start, Unfit
-
-if TYPE_CHECKING:
-    from engines.step_log import StepLog
 
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FACTS = (
@@ -165,37 +160,18 @@ def main() -> int:
 
 def _serve(channel: Channel, start: Start) -> int:
     """Build what the configuration names and run it to its end. Raises ConfigError."""
-    from engines.overlap import build_engine
-    from engines.routes import DEFAULT, routes_of, shares, sized_for_all
+    from engines.routes import routes_of, sized_for_all
     from engines.runner import build_runner
-    from engines.server.engine_loop import LAST_WORDS_S, EngineLoop, ReportLog
-    from engines.shared_runner import SharedRunner
-    from engines.turns import Engines
+    from engines.server.engine_loop import LAST_WORDS_S, EngineLoop
+    from engines.server.recordings import Recordings
 
     config = start.config
     routes = routes_of(config)
     engine_config, size = routes[-1].engine, sized_for_all(routes)
     runner = build_runner(config["model"], size, config["device"], config["dtype"], config["seed"])
     records = None if start.records is None else Path(start.records)
-    log = ReportLog(None if records is None else _step_log(records))
-    logs = {DEFAULT: log}
+    recordings = Recordings(config, routes, runner, records)
     loaded = runner.loaded
-    made, ids = {}, itertools.count()
-    for route, (offset, num_kv_blocks) in zip(routes, shares(routes, runner.num_kv_blocks), strict=True):
-        if route.name != DEFAULT:
-            folder = None if records is None else records / "routes" / route.name
-            logs[route.name] = ReportLog(None if folder is None else _step_log(folder), route.name, log)
-        made[route.name] = build_engine(
-            route.engine,
-            SharedRunner(runner, offset, engine_config.block_size) if offset else runner,
-            num_kv_blocks=num_kv_blocks,
-            num_host_blocks=runner.num_host_blocks if route.name == DEFAULT else 0,
-            eos_token_ids=loaded.tokenizer.eos_token_ids,
-            seed=config["seed"],
-            step_log=cast("StepLog", logs[route.name]),
-            ids=ids,
-        )
-    engine = Engines(made)
     info = runner.info()
     facts = {
         "model": loaded.name,
@@ -212,35 +188,18 @@ def _serve(channel: Channel, start: Start) -> int:
     } | {key: info[key] for key in FACTS}
     gc.collect()
     gc.freeze()  # weights and modules stay for good: no collection has to look at them again
-    channel.send(Ready(facts, loaded.tokenizer.description(), engine.stats()))
-    failure = EngineLoop(engine, log, channel).run()
-    endings = engine.end() if failure is None else []
-    graphs = runner.info()["graphs"]
-    runner.close()
+    now = recordings.now
+    channel.send(Ready(facts, loaded.tokenizer.description(), now.engines.stats()))
+    failure = EngineLoop(now.engines, now.log, channel, recordings.next).run()
     try:
-        for route_log in logs.values():
-            route_log.close()
-        for name, ending in zip(made, endings, strict=False):
-            logs[name].end(replace(ending, graphs=graphs))
+        recordings.end(failed=failure is not None)
     except OSError as error:
         channel.send(Died(f"--records: cannot be written ({error.strerror or error})"))
         channel.drain(LAST_WORDS_S)
         return 1
+    finally:
+        runner.close()
     return 0 if failure is None else 1
-
-
-def _step_log(records: Path) -> StepLog:
-    import pyarrow as pa
-
-    from engines.step_log import StepLog
-
-    pa.array([0])  # pyarrow loads pandas at the first conversion: not in the middle of an iteration
-    try:
-        return StepLog(records)
-    except FileExistsError as error:
-        raise ConfigError(f"--records {records}: {error.filename} exists; give another folder") from None
-    except OSError as error:
-        raise ConfigError(f"--records {records}: cannot be written ({error.strerror})") from None
 
 
 def _die_with_parent() -> None:

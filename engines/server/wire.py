@@ -24,7 +24,7 @@ MAX_FRAME_BYTES = 1 << 28
 """Far above any prompt that the server's limit of a body lets through."""
 HEAD = struct.Struct("<IB")
 ABORT_REASONS = ("abort", "stop")
-QUESTIONS = ("limits", "steps")
+QUESTIONS = ("limits", "steps", "records")
 _COUNT = struct.Struct("<I")
 _INT32 = "i"
 

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,8 +130,7 @@ def _bias(args: argparse.Namespace) -> int:
     schedule = draw_schedule(cfg)
     settings = load_settings(cfg, "calibrate")
     # The server of known truth has no route for WebSockets.
-    requests = [r if r.transport == "http" else replace(r, transport="http") for r in schedule.requests]
-    bias = measure_bias(cfg, requests, settings, cores, faster=not args.once, tries=args.tries)
+    bias = measure_bias(cfg, schedule.over_http(), settings, cores, faster=not args.once, tries=args.tries)
     value: dict[str, Any] = {"workload": schedule.name, "load": settings.kind, **bias}
     rate = schedule.planned_rate if settings.kind == "open" else None
     path = save_calibration(host, bias["backend"], rate, value)

@@ -51,20 +51,6 @@ def check(cfg: DictConfig) -> None:
         raise UsageError("load.trust_env=true: proxies take load.backend=aiohttp or auto")
     if cfg.engine.kind == "openai":
         _check_foreign(cfg)
-        _check_transports(cfg)
-
-
-def _check_transports(cfg: DictConfig) -> None:
-    """Only our server has a route for WebSockets."""
-    from harness.conf import UsageError
-
-    workload = cfg.workload
-    shares = {"workload.websocket_fraction": workload.get("websocket_fraction")}
-    for name, terms in (workload.get("classes") or {}).items():
-        shares[f"workload.classes.{name}.websocket_fraction"] = (terms or {}).get("websocket_fraction")
-    for key, share in shares.items():
-        if share:
-            raise UsageError(f"{key}={share}: +engine=openai is asked over HTTP alone; needs {key}=0")
 
 
 def _check_foreign(cfg: DictConfig) -> None:
@@ -173,6 +159,7 @@ RULES: dict[str, Rule] = {
     "load.processes": _auto_or_whole(1, MAX_PROCESSES),
     "load.backend": _one_of("auto", "lean", "aiohttp"),
     "load.trust_env": _flag,
+    "load.utilization": _number(0, 10, above=True, null=True),
     "slo.ttft_ms": _number(0, above=True),
     "slo.tpot_ms": _number(0, above=True),
     "slo.by_class": _flag,
@@ -187,4 +174,17 @@ RULES: dict[str, Rule] = {
     "engine.model": _text_or_null,
     "engine.tokenizer": _text_or_null,
     "engine.base_url": _text,
+    "capacity.queue_delay_p50_ms": _number(0, above=True, null=True),
+    "capacity.itl_p99_ms": _number(0, above=True, null=True),
+    "capacity.growth": _number(0, 1, above=True),
+    "capacity.probe_s": _number(0, 3600, above=True),
+    "capacity.requests": _whole(10, 100_000, null=True),
+    "capacity.tolerance": _number(0.001, 1),
+    "capacity.repeats": _whole(1, 20),
+    "capacity.max_minutes": _number(0, 1e5, above=True, null=True),
+    "cost.device_hour": _number(0, above=True, null=True),
+    "over": _one_of("rate", "prompt_mix", "length_scale"),
+    "points": _whole(2, 50),
+    "rounds": _whole(2, 50),
+    "confidence": _number(0.5, 0.999),
 }

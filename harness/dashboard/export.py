@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 from xml.sax.saxutils import escape, quoteattr
 
+from harness.dashboard.data import unpack
 from workloads.page import frame
 
 WIDTH = 1200
@@ -106,16 +107,24 @@ def export_figures(
     return [path for _, path in figures]
 
 
+def _figures_of(html: str) -> list[Any]:
+    """Of a dashboard, where they are packed, or of another page."""
+    try:
+        return list(unpack(html, "data")["figures"])
+    except ValueError:
+        found = re.search(r"const FIGURES = (.*?);</script>", html, re.DOTALL)
+        if found is None:
+            raise ExportError("the page has no figures") from None
+        return list(json.loads(found[1]))
+
+
 def export_page(
     html: str, folder: Path, *, format: str = "png", width: int = WIDTH, theme: str = "light"
 ) -> list[Path]:
     """Every figure of a page that this project wrote, each into folder/<number>-<title>.<format>."""
-    found = re.search(r"const FIGURES = (.*?);</script>", html, re.DOTALL)
     if format not in FORMATS:
         raise ExportError(f"--format={format}: choose from: {', '.join(FORMATS)}")
-    if found is None:
-        raise ExportError("the page has no figures")
-    figures = [(figure, title_of(figure)) for figure in json.loads(found[1])]
+    figures = [(figure, title_of(figure)) for figure in _figures_of(html)]
     paths = [folder / f"{number:02d}-{slug(title)}.{format}" for number, (_, title) in enumerate(figures, 1)]
     return export_figures(list(zip((f for f, _ in figures), paths, strict=True)), width, theme=theme)
 

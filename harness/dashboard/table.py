@@ -140,6 +140,7 @@ def figure_table(comparison: Comparison) -> list[dict[str, Any]]:
                 "rows": [
                     {
                         "label": row.label,
+                        "path": row.path,
                         "cells": [_cell(row, *pair) for pair in zip(line, comparison.summaries, strict=True)],
                     }
                     for row, line in zip(shown_rows(comparison, rows), cells, strict=True)
@@ -152,10 +153,18 @@ def figure_table(comparison: Comparison) -> list[dict[str, Any]]:
 def _cell(row: Row, cell: dict[str, Any], summary: dict[str, Any]) -> dict[str, str]:
     if cell["value"] is None:
         reason = why_null(summary, row.path) or "not measured"
-        return {"text": "–", "ratio": "", "css": "soft", "note": reason}
+        return {"text": "–", "ratio": "", "css": "soft", "note": reason, "value": ""}
     text = percent(cell["value"]) if row.share else number(cell["value"])
     mark = {"better": f" {BETTER}", "worse": f" {WORSE}"}.get(cell["verdict"], "")
     ratio = f"{number(cell['ratio'])}x{mark}" if cell["ratio"] is not None else ""
+    found = {
+        "text": text,
+        "ratio": ratio,
+        "css": cell["verdict"] or "",
+        "note": "",
+        "value": str(cell["value"]),
+    }
     if cell["reliable"]:
-        return {"text": text, "ratio": ratio, "css": cell["verdict"] or "", "note": ""}
-    return {"text": f"~{text}", "ratio": ratio, "css": "soft", "note": "too few samples for a 95 % interval"}
+        return found
+    note = "too few samples for a 95 % interval"
+    return {**found, "text": f"~{text}", "css": "soft", "note": note}

@@ -39,7 +39,8 @@ def chosen(args: argparse.Namespace) -> dict[str, Path]:
     """The files asked for, by format. Raises OutputError where one would overwrite another."""
     paths = {name: getattr(args, name.replace("-", "_")) for name in FORMATS}
     asked = {name: path for name, path in paths.items() if path is not None}
-    taken = {args.baseline.resolve(): "baseline"}
+    inputs = {name: getattr(args, name, None) for name in ("baseline", "rules")}
+    taken = {path.resolve(): name for name, path in inputs.items() if path is not None}
     for name, path in asked.items():
         other = taken.setdefault(path.resolve(), name)
         if other != name:

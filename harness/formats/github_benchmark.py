@@ -27,7 +27,7 @@ def _entry(report: Report, figure: Figure) -> dict[str, Any]:
         "name": f"{report.name} {figure.metric}",
         "unit": figure.unit,
         "value": figure.value,
-        "extra": f"{figure.verdict} against {figure.baseline:.6g}\nrun {report.run}",
+        "extra": f"{figure.word} against {figure.against}\nrun {report.run}",
     }
     if figure.ci95 is not None:
         entry["range"] = "{:.6g} to {:.6g}".format(*figure.ci95)

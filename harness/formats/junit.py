@@ -56,24 +56,30 @@ def _judge(case: ET.Element, figure: Figure, reasons: tuple[str, ...]) -> None:
     """What a reader shows of this metric; only a judged one can pass or fail."""
     if reasons:
         ET.SubElement(case, "skipped", message=_clean(f"not judged: {'; '.join(reasons)}"))
-    elif figure.verdict == "inconclusive":
+    elif figure.verdict == "inconclusive" and figure.gate:
         ET.SubElement(case, "skipped", message=_clean(f"inconclusive: {figure.reason}"))
-    elif figure.verdict == "regression":
+    elif figure.failed:
         ET.SubElement(case, "failure", message=_clean(_message(figure)), type="regression")
     else:
         ET.SubElement(case, "system-out").text = _clean(_message(figure))
 
 
 def _message(figure: Figure) -> str:
-    change = f"{100 * figure.change:+.1f} %" if figure.change is not None else MISSING
-    low, high = (number(value) for value in figure.ci95 or (None, None))
-    interval = f"95 % interval {low} to {high}" if figure.ci95 is not None else "no interval"
-    words = [
-        f"{figure.verdict}: {number(figure.value)} {figure.unit}".strip(),
-        f"baseline {number(figure.baseline)} ({change})",
-        f"limit {number(figure.limit)} ({figure.better} is better)",
-        interval,
-    ]
+    """Everything that is known of it: the unknown is left out."""
+    words = [f"{figure.word}: {number(figure.value)} {figure.unit}".strip()]
+    if figure.baseline is not None:
+        change = f"{100 * figure.change:+.1f} %" if figure.change is not None else MISSING
+        words.append(f"baseline {number(figure.baseline)} ({change})")
+    if figure.limit is not None:
+        words.append(f"limit {number(figure.limit)} ({figure.better} is better)")
+    if figure.effect is not None and figure.confidence is not None:
+        words.append(f"{100 * figure.confidence:.4g} % interval of the change {figure.span}")
+        words.append(f"{len(figure.rounds)} rounds")
+    elif figure.ci95 is not None:
+        low, high = figure.ci95
+        words.append(f"95 % interval {number(low)} to {number(high)}")
+    else:
+        words.append("no interval")
     return ", ".join(words + ([figure.reason] if figure.reason else []))
 
 
@@ -81,11 +87,14 @@ def _properties(report: Report) -> list[tuple[str, str]]:
     pairs = [("run", report.run), ("baseline", report.baseline), ("outcome", report.outcome)]
     for figure in report.measured():
         pairs.append((f"{figure.metric}.measured", f"{figure.value:.6g}"))
-        pairs.append((f"{figure.metric}.baseline", f"{figure.baseline:.6g}"))
+        if figure.baseline is not None:
+            pairs.append((f"{figure.metric}.baseline", f"{figure.baseline:.6g}"))
         if figure.change is not None:
             pairs.append((f"{figure.metric}.change", f"{figure.change:.6g}"))
         if figure.ci95 is not None:
             pairs.append((f"{figure.metric}.ci95", "{:.6g} {:.6g}".format(*figure.ci95)))
+        if figure.effect is not None:
+            pairs.append((f"{figure.metric}.change_interval", "{:.6g} {:.6g}".format(*figure.effect)))
     return pairs
 
 

@@ -8,6 +8,9 @@ from harness.table import MISSING, UNRELIABLE, number
 HEAD = (
     "| metric | baseline | now | 95 % interval | change | limit | verdict |\n|---|--:|--:|--:|--:|--:|---|\n"
 )
+HEAD_ROUNDS = (
+    "| metric | base | head | change | its interval | limit | verdict |\n|---|--:|--:|--:|--:|--:|---|\n"
+)
 BOLD = ("regression", "inconclusive")
 
 
@@ -19,23 +22,23 @@ def markdown(report: Report) -> str:
     if reasons:
         parts.append("".join(f"- {_plain(reason)}\n" for reason in reasons))
     if report.figures:
-        parts.append(HEAD + "".join(map(_row, report.figures)))
+        paired = any(f.effect is not None for f in report.figures)
+        parts.append((HEAD_ROUNDS if paired else HEAD) + "".join(_row(f, paired) for f in report.figures))
     return "\n".join(parts) + "\n"
 
 
-def _row(figure: Figure) -> str:
+def _row(figure: Figure, paired: bool) -> str:
     now = number(figure.value)
-    if figure.value is not None and figure.verdict == "inconclusive":
+    if figure.value is not None and not figure.reliable:
         now = UNRELIABLE + now
-    cells = [
-        _plain(figure.metric),
-        number(figure.baseline),
-        now,
-        f"{number(figure.ci95[0])} to {number(figure.ci95[1])}" if figure.ci95 is not None else MISSING,
-        f"{100 * figure.change:+.1f} %" if figure.change is not None else MISSING,
-        number(figure.limit),
-        f"**{figure.verdict}**" if figure.verdict in BOLD else figure.verdict,
-    ]
+    change = f"{100 * figure.change:+.1f} %" if figure.change is not None else MISSING
+    if paired:
+        middle = [change, figure.span or MISSING]
+    else:
+        ci = figure.ci95
+        middle = [f"{number(ci[0])} to {number(ci[1])}" if ci is not None else MISSING, change]
+    verdict = f"**{figure.word}**" if figure.gate and figure.verdict in BOLD else figure.word
+    cells = [_plain(figure.metric), number(figure.baseline), now, *middle, number(figure.limit), verdict]
     return f"| {' | '.join(cells)} |\n"
 
 

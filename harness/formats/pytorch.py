@@ -55,20 +55,22 @@ def _shared(report: Report, environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _metric(figure: Figure) -> dict[str, Any]:
     low, high = figure.ci95 or (None, None)
+    change_low, change_high = figure.effect or (None, None)
     about = {
         "unit": figure.unit or None,
         "better": figure.better,
         "ci95_low": low,
         "ci95_high": high,
         "baseline": figure.baseline,
-        "verdict": figure.verdict,
+        "change_low": change_low,
+        "change_high": change_high,
+        "verdict": figure.word,
     }
-    return {
-        "name": figure.metric,
-        "benchmark_values": [figure.value],
-        "target_value": figure.limit,
-        "extra_info": _strings(about),
-    }
+    metric: dict[str, Any] = {"name": figure.metric}
+    metric["benchmark_values"] = list(figure.rounds) or [figure.value]
+    if figure.limit is not None:
+        metric["target_value"] = figure.limit
+    return {**metric, "extra_info": _strings(about)}
 
 
 def _ci(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def timeline(steps: pd.DataFrame, company_ms: float = 0.0) -> Timeline:
     end = start + steps["duration_ns"].fillna(0).to_numpy(np.float64)
     steps = steps[end > 0]
     start, end = start[end > 0], end[end > 0]
-    step, (seq, tokens, kind) = _rows(steps, ("ids", "tokens", "kind"))
+    step, (seq, tokens, kind) = step_rows(steps, ("ids", "tokens", "kind"))
     prompts = (kind == PREFILL) | (kind == RECOMPUTE)
     count = len(steps)
     prefill = np.bincount(step, weights=np.where(prompts, tokens, 0), minlength=count).astype(np.float64)
@@ -90,7 +90,7 @@ def timeline(steps: pd.DataFrame, company_ms: float = 0.0) -> Timeline:
     served = kind != ENDED
     step, seq, tokens, kind = step[served], seq[served], tokens[served], kind[served]
     order = np.lexsort((step, seq))
-    lost_step, (lost_seq,) = _rows(steps, ("preempted",))
+    lost_step, (lost_seq,) = step_rows(steps, ("preempted",))
     edges, reasons = reason_codes(steps, start, end, company_ms)
     return Timeline(
         number=steps["step"].fillna(-1).to_numpy(np.int64),
@@ -143,7 +143,7 @@ def reason_codes(steps: pd.DataFrame, start: Floats, end: Floats, company_ms: fl
     return edges[order], codes[order].astype(np.int64)
 
 
-def _rows(steps: pd.DataFrame, names: tuple[str, ...]) -> tuple[Ints, list[Ints]]:
+def step_rows(steps: pd.DataFrame, names: tuple[str, ...]) -> tuple[Ints, list[Ints]]:
     """List columns, one after the other, and the step of each item."""
     columns: list[list[Any]] = [
         [items if isinstance(items, (list, np.ndarray)) else () for items in steps[name]] for name in names

@@ -14,8 +14,10 @@
 #include <atomic>
 #include <memory>
 #include <new>
+#include <optional>
 #include <type_traits>
 
+#include "rows_few.h"
 #include "rows_matrix.h"
 #include "rows_vector.h"
 
@@ -112,65 +114,142 @@ void finish(const Problem& p, const Item& item, const Rows& rows, const State& s
     }
 }
 
-template <class T>
-void run_item(const Problem& p, const Item& item, const Plan& plan, Arena& arena) {
-    const int32_t begin = p.cu_q[item.sequence];
-    const int position = p.kv_len[item.sequence] - (p.cu_q[item.sequence + 1] - begin) + item.first;
-    const Rows rows{item.count * p.group(), p.group(), position};
-    const int padded = p.padded_dim();
-    const int count = Form<T>::state_rows(rows.count);
-    const size_t size = State::size(count, padded);
-    arena.reserve(Form<T>::bytes(p, rows) + Arena::rounded(4 * size) * 2);
-    State sums(arena.take<float>(size), count, padded), state(arena.take<float>(size), count, padded);
+// The items of a plan, dealt out to the threads.
+class Queue {
+    const Plan& plan;
+    std::atomic<size_t> next{0};
 
-    int lowest = p.lowest(position), end = position + item.count;  // the keys that some row sees
-    Split* split = item.split < 0 ? nullptr : plan.splits[item.split].get();
-    if (split) {
-        state = State(split->states.data() + (item.segment - split->first) * size, count, padded);
+   public:
+    explicit Queue(const Plan& plan) : plan(plan) {}
+    // Null when there are no more.
+    const Item* take() {
+        const size_t i = next.fetch_add(1, std::memory_order_relaxed);
+        return i < plan.items.size() ? &plan.items[i] : nullptr;
+    }
+};
+
+// The keys lowest .. end - 1 are those that some row of an item sees.
+struct Range {
+    int position, lowest, end;
+    Range(const Problem& p, const Item& item) {
+        const int32_t* bounds = p.cu_q + item.sequence;
+        position = p.kv_len[item.sequence] - (bounds[1] - bounds[0]) + item.first;
+        lowest = p.lowest(position), end = position + item.count;
+        if (item.split < 0) return;
         lowest = std::max(lowest, item.segment * SEGMENT);
         end = std::min(end, (item.segment + 1) * SEGMENT);
     }
-    const T* queries = static_cast<const T*>(p.q) + (begin + item.first) * p.q_stride +
+    int start() const { return lowest / TILE * TILE; }
+    Part part(const Item& item, int start) const {
+        return {&item, start, std::max(0, lowest - start), std::min(TILE, end - start)};
+    }
+};
+
+// Returns the item that comes after this one: it is taken when the last tile is begun, so that its first tile can be
+// fetched meanwhile, and not before, so that no thread keeps it from another.
+template <class T, class F>
+const Item* run_item(const Problem& p, const Item& item, const Plan& plan, Queue& queue, Arena& arena) {
+    const Range range(p, item);
+    const Rows rows{item.count * p.group(), p.group(), range.position};
+    const int padded = p.padded_dim();
+    const int count = F::state_rows(rows.count);
+    const size_t size = State::size(count, padded);
+    arena.reserve(F::bytes(p, rows) + Arena::rounded(4 * size) * 2);
+    State sums(arena.take<float>(size), count, padded), state(arena.take<float>(size), count, padded);
+    Split* split = item.split < 0 ? nullptr : plan.splits[item.split].get();
+    if (split) state = State(split->states.data() + (item.segment - split->first) * size, count, padded);
+    const T* queries = static_cast<const T*>(p.q) + (p.cu_q[item.sequence] + item.first) * p.q_stride +
                        int64_t(item.kv_head) * rows.group * p.dim;
-    Form<T> form(p, item, rows, queries, arena);
+    F form(p, rows, queries, arena);
     state.clear(count, padded);
     bool merged = false;
-    for (int start = lowest / TILE * TILE; start < end; start += TILE) {
-        const int next = std::min(TILE, end - start - TILE);  // keys of the next tile
-        form.meet(state, start, std::max(0, lowest - start), std::min(TILE, end - start), next);
-        if ((start + TILE) % SEGMENT == 0 && next > 0) {
+    const Item* after = nullptr;
+    int start = range.start();
+    for (; start + TILE < range.end; start += TILE) {
+        const Part next = range.part(item, start + TILE);
+        form.meet(state, range.part(item, start), &next);
+        if ((start + TILE) % SEGMENT == 0) {
             if (merged) merge(sums, state, rows.count, padded);
             else std::swap(sums, state);
             state.clear(count, padded);
             merged = true;
         }
     }
+    after = queue.take();
+    if (start < range.end) {
+        std::optional<Part> next;
+        if (after) {
+            const Range its(p, *after);
+            if (its.start() < its.end) next = its.part(*after, its.start());
+        }
+        form.meet(state, range.part(item, start), next ? &*next : nullptr);
+    }
     if (!split) {
         if (merged) merge(sums, state, rows.count, padded);
-        return finish<T>(p, item, rows, merged ? sums : state);
+        finish<T>(p, item, rows, merged ? sums : state);
+    } else if (split->open.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        State all(split->states.data(), count, padded);
+        for (int s = 1; s < split->segments; s++)
+            merge(all, State(split->states.data() + s * size, count, padded), rows.count, padded);
+        finish<T>(p, item, rows, all);
     }
-    if (split->open.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-    State all(split->states.data(), count, padded);
-    for (int s = 1; s < split->segments; s++)
-        merge(all, State(split->states.data() + s * size, count, padded), rows.count, padded);
-    finish<T>(p, item, rows, all);
+    return after;
 }
 
+#ifdef __AMX_BF16__
+// Whether a row has the same bits in tiles as in vectors on this processor.
+bool forms_agree() {
+    constexpr int HEADS = 4, KEYS = 150, DIM = 96;
+    constexpr int32_t cu_q[] = {0, 1}, kv_len[] = {KEYS}, table[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+    std::vector<bf16> q(HEADS * DIM), k(160 * DIM), v(160 * DIM), out[2] = {q, q};
+    uint32_t random = 1;
+    for (std::vector<bf16>* x : {&q, &k, &v})
+        for (bf16& value : *x) {
+            random = random * 1664525 + 1013904223;
+            value.bits = random >> 16 & 0x81ff;            // a sign, and a number below 2^-123, or
+            if (random >> 8 & 63) value.bits |= 0x3e00;    // mostly, one between 1/8 and 2
+        }
+    Arena arena;
+    const Plan plan{{}, {}, 1};
+    MatrixRows::Mode mode;
+    for (int form = 0; form < 2; form++) {
+        const Problem p{q.data(), k.data(), v.data(), out[form].data(), 0, 0, 10, cu_q, kv_len, table,
+                        HEADS, 1, DIM, 16, 0.1f, 0};
+        Queue queue(plan);
+        const Item item{1, 0, 0, 0, 1, -1, 0};
+        form ? run_item<bf16, FewRows>(p, item, plan, queue, arena)
+             : run_item<bf16, MatrixRows>(p, item, plan, queue, arena);
+    }
+    return std::memcmp(out[0].data(), out[1].data(), HEADS * DIM * 2) == 0;
+}
+#endif
+
 template <class T>
-void work(const Problem& p, const Plan& plan, std::atomic<size_t>& next) {
+void work(const Problem& p, const Plan& plan, Queue& queue) {
     thread_local Arena arena;
     typename Form<T>::Mode mode;
-    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.items.size();)
-        run_item<T>(p, plan.items[i], plan, arena);
+#ifdef __AMX_BF16__
+    static const bool agree = forms_agree();
+#endif
+    for (const Item* item = queue.take(); item;) {
+#ifdef __AMX_BF16__
+        if constexpr (std::is_same_v<T, bf16>)
+            if (agree && FewRows::suits(p, item->count * p.group())) {
+                item = run_item<T, FewRows>(p, *item, plan, queue, arena);
+                continue;
+            }
+#endif
+        item = run_item<T, Form<T>>(p, *item, plan, queue, arena);
+    }
 }
 
 template <class T>
 void run(const Problem& p, int sequences, int threads) {
     const Plan plan = cut<T>(p, sequences, threads);
-    std::atomic<size_t> next{0};
-    if (plan.threads <= 1) return work<T>(p, plan, next);
+    Queue queue(plan);
+    if (plan.threads <= 1) return work<T>(p, plan, queue);
 #pragma omp parallel num_threads(plan.threads)
-    work<T>(p, plan, next);
+    work<T>(p, plan, queue);
 }
 
 template <class T>

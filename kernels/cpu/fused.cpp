@@ -1,7 +1,8 @@
 // The operations between the matrix products, row by row: RMSNorm (with residual), rotary embedding with the write of
-// the cache, SiLU-and-multiply. Each row is computed by one thread in a fixed order, so its bits depend on nothing
-// else.
+// the cache, SiLU-and-multiply, the largest logit. Each row is computed by one thread in a fixed order, so its bits
+// depend on nothing else.
 
+#include <algorithm>
 #include <cmath>
 
 #include "simd.h"
@@ -106,9 +107,62 @@ void silu_mul(const T* gate_up, int64_t stride, T* out, int64_t rows, int n, int
     });
 }
 
+// Whether any lane is set.
+INLINE bool any(ivec x) {
+    int32_t all = 0;
+    for (int l = 0; l < LANES; l++) all |= x[l];
+    return all;
+}
+
+// The place of the first of the highest, or of the first NaN.
+template <class T>
+int64_t argmax_row(const T* x, int64_t n) {
+    constexpr int64_t MANY = 8 * LANES;
+    const int64_t whole = n / MANY * MANY;
+    vec high[8];
+    for (vec& h : high) h = splat(-__builtin_inff());
+    ivec odd = {};
+    for (int64_t i = 0; i < whole; i += MANY)
+        for (int v = 0; v < 8; v++) {
+            const vec y = load(x + i + v * LANES);
+            high[v] = y > high[v] ? y : high[v];
+            odd |= y != y;
+        }
+    float top = -__builtin_inff();
+    for (const vec& h : high) top = std::max(top, maximum(h));
+    bool nan = any(odd);
+    for (int64_t i = whole; i < n; i++) {
+        top = std::max(top, widen(x[i]));
+        nan |= widen(x[i]) != widen(x[i]);
+    }
+    int64_t i = 0;
+    for (; i < whole; i += MANY) {
+        ivec hit = {};
+        for (int v = 0; v < 8; v++) {
+            const vec y = load(x + i + v * LANES);
+            hit |= nan ? y != y : y == splat(top);
+        }
+        if (any(hit)) break;
+    }
+    for (; i < n - 1; i++) {
+        const float y = widen(x[i]);
+        if (nan ? y != y : y == top) break;
+    }
+    return i;
+}
+
 }  // namespace
 
 extern "C" {
+
+int bm_argmax(int is_bf16, const void* x, int64_t stride, int64_t* out, int64_t rows, int64_t n, int32_t threads) {
+    auto run = [&](auto type) {
+        using T = decltype(type);
+        for_rows(rows, n, threads, [=](int64_t i) { out[i] = argmax_row(static_cast<const T*>(x) + i * stride, n); });
+    };
+    is_bf16 ? run(bf16{}) : run(float{});
+    return 0;
+}
 
 // x is [rows, heads, n] with strides in elements, out likewise; residual (rows = its rows, heads = 1) may be null.
 int bm_rms_norm(int is_bf16, const void* x, int64_t x_row, int64_t x_head, void* residual, int64_t residual_row,

@@ -157,6 +157,24 @@ class CppOps:
         return out
 
 
+def argmax(x: torch.Tensor) -> torch.Tensor:
+    """x [R, n] -> ids [R] int64: of each row the first of the highest, or of the NaNs, as torch.argmax."""
+    rows, _, row_stride, _ = _rows("x", x)
+    if x.dim() != 2 or not x.shape[1]:
+        raise ValueError(f"x: needs [R, n]; got {tuple(x.shape)}")
+    ids = torch.empty(rows, dtype=torch.int64)
+    library().bm_argmax(
+        x.dtype is torch.bfloat16,
+        x.data_ptr(),
+        row_stride,
+        ids.data_ptr(),
+        rows,
+        x.shape[1],
+        torch.get_num_threads(),
+    )
+    return ids
+
+
 def _rows(name: str, x: torch.Tensor) -> tuple[int, int, int, int]:
     """x [T, H] or [T, heads, H] as (rows, heads, stride of a row, stride of a head). Raises ValueError."""
     strides = x.stride()

@@ -34,6 +34,12 @@ struct Item {
     int32_t split, segment;  // -1: all segments; else a part of splits[split]
 };
 
+// A tile of an item: it begins at position `start`, and some row sees its keys first .. last - 1.
+struct Part {
+    const Item* item;
+    int start, first, last;
+};
+
 struct Rows {
     int count, group, position;  // the first row's query sits at this position
     int at(int row) const { return position + std::min(row, count - 1) / group; }
@@ -121,6 +127,9 @@ struct Tile {
     const E* value[TILE];  // rows of the tile that no row may see point to zeros
 };
 
+// A line of the tile after this one. Into the second cache: two tiles of large heads are more than the first holds.
+INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 // A vector of keys lies in one block, a row of values in whole vectors: nothing has to be copied.
 INLINE bool lies_in_vectors(const Problem& p) { return p.block_size % LANES == 0 && p.dim % LANES == 0; }
 
@@ -128,11 +137,12 @@ INLINE float as(float, float x) { return x; }
 INLINE float as(float, bf16 x) { return widen(x); }
 INLINE bf16 as(bf16, bf16 x) { return x; }
 
-// The keys first .. keys - 1 of the tile that begins at position start. With a workspace (keys [dim, TILE], values
-// [TILE, padded_dim]) they are copied into it. zeros: a row of padded_dim zeros.
+// Where the keys of a part lie. With a workspace (keys [dim, TILE], values [TILE, padded_dim]) they are copied into it.
+// zeros: a row of padded_dim zeros.
 template <class T, class E>
-void locate(const Problem& p, const Item& item, int start, int first, int keys, E* key_copy, E* value_copy,
-            const E* zeros, Tile<E>& tile) {
+void locate(const Problem& p, const Part& part, E* key_copy, E* value_copy, const E* zeros, Tile<E>& tile) {
+    const Item& item = *part.item;
+    const int start = part.start, first = part.first, keys = part.last;
     const int bs = p.block_size, dim = p.dim, padded = p.padded_dim();
     const int64_t head_size = int64_t(dim) * bs;
     const int32_t* table = p.table + item.sequence * p.table_width;

@@ -20,10 +20,18 @@ struct MatrixRows {
     static constexpr int BLOCK = 16, PAIRS = 16, K = 2 * PAIRS;  // rows, and elements along the sum, of a tile
 
     // The tiles' shape is per thread and belongs to others as well (oneDNN keeps it between its calls): it is put back.
+    // Tiles take denormals for zeros: so does everything else meanwhile.
     struct alignas(64) Mode {
         uint8_t before[64];
-        Mode() { _tile_storeconfig(before); }
-        ~Mode() { _tile_loadconfig(before); }
+        const unsigned control = _mm_getcsr();
+        Mode() {
+            _tile_storeconfig(before);
+            _mm_setcsr(control | 0x8040);  // FTZ, DAZ
+        }
+        ~Mode() {
+            _mm_setcsr(control);
+            _tile_loadconfig(before);
+        }
     };
     struct alignas(64) Shape {
         uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -32,14 +40,13 @@ struct MatrixRows {
     };
 
     const Problem& p;
-    const Item& item;
     const Rows rows;
     const bool in_place;
     const int padded, chunks, block;  // chunks of K components; rows of a block: 16, or all if there are fewer
     bf16 *q, *keys, *values, *key_copy = nullptr, *value_copy = nullptr, *weights, *zeros;
     float* scores;
     Tile<bf16> tiles[2];
-    int current = -1;  // start of the tile in tiles[0]
+    bool there = false;  // the part that comes now is in tiles[0]
 
     static int chunks_of(const Problem& p) { return (p.dim + K - 1) / K; }
     static int state_rows(int rows) { return rows <= BLOCK ? rows : (rows + BLOCK - 1) / BLOCK * BLOCK; }
@@ -49,8 +56,8 @@ struct MatrixRows {
                (lies_in_vectors(p) ? 0 : 2 * (TILE * p.dim + TILE * padded)) + 2 * padded + 6 * BLOCK * TILE + 64 * 8;
     }
 
-    MatrixRows(const Problem& p, const Item& item, const Rows& rows, const bf16* queries, Arena& arena)
-        : p(p), item(item), rows(rows), in_place(lies_in_vectors(p)), padded(p.padded_dim()), chunks(chunks_of(p)),
+    MatrixRows(const Problem& p, const Rows& rows, const bf16* queries, Arena& arena)
+        : p(p), rows(rows), in_place(lies_in_vectors(p)), padded(p.padded_dim()), chunks(chunks_of(p)),
           block(std::min(BLOCK, rows.count)) {
         const int count = state_rows(rows.count);
         q = arena.take<bf16>(size_t(count) * chunks * K);
@@ -83,17 +90,17 @@ struct MatrixRows {
         hvec a, b;
         std::memcpy(&a, even, sizeof a);
         std::memcpy(&b, odd, sizeof b);
-        const uvec pair = __builtin_convertvector(a, uvec) | (__builtin_convertvector(b, uvec) << 16);
+        const uvec pair = widened(a) | (widened(b) << 16);
         std::memcpy(to, &pair, sizeof pair);
     }
 
-    void meet(State& state, int start, int first, int last, int next_keys) {
-        if (current != start) locate<bf16, bf16>(p, item, start, first, last, key_copy, value_copy, zeros, tiles[0]);
-        const bool ahead = next_keys > 0 && in_place;
-        if (ahead) locate<bf16, bf16>(p, item, start + TILE, 0, next_keys, nullptr, nullptr, zeros, tiles[1]);
-        pack(tiles[0], ahead ? &tiles[1] : nullptr);
-        if (ahead) tiles[0] = tiles[1], current = start + TILE;
-        for (int g = 0; g < rows.count; g += BLOCK) attend(state, start, g);
+    void meet(State& state, const Part& part, const Part* next) {
+        if (!there) locate<bf16, bf16>(p, part, key_copy, value_copy, zeros, tiles[0]);
+        there = next && in_place;
+        if (there) locate<bf16, bf16>(p, *next, nullptr, nullptr, zeros, tiles[1]);
+        pack(tiles[0], there ? &tiles[1] : nullptr);
+        if (there) tiles[0] = tiles[1];
+        for (int g = 0; g < rows.count; g += BLOCK) attend(state, part.start, g);
     }
 
     // Keys as [chunk, vector of keys, pair of components, 16 x 2], values as [vector of components, pair of keys,

@@ -23,7 +23,7 @@ INLINE void score(const float* q, const Tile<E>& tile, const Tile<E>* next, int 
         vec a[R][STEP] = {};
         for (int d = 0; d < dim; d++) {
             if (next)
-                for (int v = 0; v < STEP; v++) __builtin_prefetch(next->key[v0 + v] + d * tile.stride);
+                for (int v = 0; v < STEP; v++) fetch(next->key[v0 + v] + d * tile.stride);
             vec k[STEP];
             for (int v = 0; v < STEP; v++) k[v] = load(tile.key[v0 + v] + d * tile.stride);
             for (int r = 0; r < R; r++)
@@ -43,7 +43,7 @@ INLINE void accumulate(float* acc, int64_t width, const float* alpha, const floa
         for (int w = 0; w < W; w++) a[r][w] = load(acc + r * width + c + w * LANES) * alpha[r];
     for (int j = first; j < keys; j++) {
         if (next)
-            for (int w = 0; w < W; w++) __builtin_prefetch(next->value[j] + c + w * LANES);
+            for (int w = 0; w < W; w++) fetch(next->value[j] + c + w * LANES);
         vec x[W];
         for (int w = 0; w < W; w++) x[w] = load(tile.value[j] + c + w * LANES);
         for (int r = 0; r < R; r++)
@@ -60,14 +60,13 @@ struct VectorRows {
     };
 
     const Problem& p;
-    const Item& item;
     const Rows rows;
     const bool in_place;
     const int padded;
     float *q, *weights, *keys = nullptr, *values = nullptr, *zeros;
     Tile<T> tiles[2];
     Tile<float> copy;
-    int current = -1;  // start of the tile in tiles[0]
+    bool there = false;  // the part that comes now is in tiles[0]
 
     // Several groups of rows pay for one conversion to float32.
     static bool reads_in_place(const Problem& p, const Rows& rows) {
@@ -81,8 +80,8 @@ struct VectorRows {
                (reads_in_place(p, rows) ? 0 : Arena::rounded(4 * TILE * dim) + Arena::rounded(4 * TILE * padded));
     }
 
-    VectorRows(const Problem& p, const Item& item, const Rows& rows, const T* queries, Arena& arena)
-        : p(p), item(item), rows(rows), in_place(reads_in_place(p, rows)), padded(p.padded_dim()) {
+    VectorRows(const Problem& p, const Rows& rows, const T* queries, Arena& arena)
+        : p(p), rows(rows), in_place(reads_in_place(p, rows)), padded(p.padded_dim()) {
         q = arena.take<float>(size_t(rows.count + MR) * p.dim);
         weights = arena.take<float>(MR * TILE);
         zeros = arena.take<float>(padded);
@@ -101,18 +100,18 @@ struct VectorRows {
         }
     }
 
-    // The keys first .. last - 1 of the tile at start; next: the tile after it is wanted as well, up to this many keys.
-    void meet(State& state, int start, int first, int last, int next) {
+    // next: what will be met after this part, here or (where it is another item's) by another object; may be null.
+    void meet(State& state, const Part& part, const Part* next) {
         if (!in_place) {
-            locate<T, float>(p, item, start, first, last, keys, values, zeros, copy);
-            return groups(state, start, copy, static_cast<const Tile<float>*>(nullptr));
+            locate<T, float>(p, part, keys, values, zeros, copy);
+            return groups(state, part.start, copy, static_cast<const Tile<float>*>(nullptr));
         }
         const T* none = reinterpret_cast<const T*>(zeros);
-        if (current != start) locate<T, T>(p, item, start, first, last, nullptr, nullptr, none, tiles[0]);
-        const bool ahead = next > 0 && rows.count <= 2 * MR;
-        if (ahead) locate<T, T>(p, item, start + TILE, 0, next, nullptr, nullptr, none, tiles[1]);
-        groups(state, start, tiles[0], ahead ? &tiles[1] : nullptr);
-        if (ahead) tiles[0] = tiles[1], current = start + TILE;
+        if (!there) locate<T, T>(p, part, nullptr, nullptr, none, tiles[0]);
+        there = next && rows.count <= 2 * MR;
+        if (there) locate<T, T>(p, *next, nullptr, nullptr, none, tiles[1]);
+        groups(state, part.start, tiles[0], there ? &tiles[1] : nullptr);
+        if (there) tiles[0] = tiles[1];
     }
 
     template <class E>

@@ -6,6 +6,9 @@
 
 #include <cstdint>
 #include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -51,6 +54,22 @@ INLINE float widen(bf16 x) {
     return f;
 }
 
+// Compilers halve the vectors for these conversions when they tune for any processor.
+INLINE uvec widened(hvec h) {
+#if defined(__AVX512F__)
+    return (uvec)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h);
+#else
+    return __builtin_convertvector(h, uvec);
+#endif
+}
+INLINE hvec narrowed(uvec u) {
+#if defined(__AVX512F__)
+    return (hvec)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)u);
+#else
+    return __builtin_convertvector(u, hvec);
+#endif
+}
+
 INLINE vec load(const float* p) {
     vec x;
     std::memcpy(&x, p, sizeof x);
@@ -59,7 +78,7 @@ INLINE vec load(const float* p) {
 INLINE vec load(const bf16* p) {
     hvec h;
     std::memcpy(&h, p, sizeof h);
-    return (vec)(__builtin_convertvector(h, uvec) << 16);
+    return (vec)(widened(h) << 16);
 }
 
 INLINE void store(float* p, vec x) { std::memcpy(p, &x, sizeof x); }
@@ -67,7 +86,7 @@ INLINE void store(bf16* p, vec x) {
     uvec u = (uvec)x;
     uvec rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;  // to nearest, ties to even
     uvec quiet = (u >> 16) | 0x40;                        // a NaN must not round to infinity
-    hvec h = __builtin_convertvector((uvec)(x == x ? rounded : quiet), hvec);
+    hvec h = narrowed((uvec)(x == x ? rounded : quiet));
     std::memcpy(p, &h, sizeof h);
 }
 

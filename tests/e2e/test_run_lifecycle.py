@@ -257,17 +257,32 @@ def test_a_full_disk_is_one_line_and_what_was_written_is_kept(tmp_path):
     assert meta(run_dir)["complete"] is False
 
 
-def test_a_sweep_compares_and_goes_on_after_an_invalid_run(tmp_path):
-    sweep = ("-m", *SHORT, "load.requests=4", "engine=chunked", "engine.max_model_len=64,4096")
+def test_a_killed_sweep_goes_on_where_it_was_and_past_an_invalid_run(tmp_path):
+    sweep = (
+        "-m",
+        *SHORT,
+        "engine=chunked",
+        "engine.max_model_len=4096,64",
+        f"sweep.dir={tmp_path / 'sweep'}",
+    )
+    killed = HarnessCommand(tmp_path, *sweep)
+    log = tmp_path / "sweep" / "sweep.json"
+    wait_for(lambda: log.exists() and json.loads(log.read_text())["runs"], "first point")
+    killed.process.kill()
+    killed.process.communicate()
+    (first,) = json.loads(log.read_text())["runs"]
     code, out, stderr = harness(tmp_path, *sweep)
     assert code == 3, stderr
+    assert f"run 1 of 2: {first['overrides'][0]}" not in out
     folder = results(out)
-    assert {path.name for path in folder.iterdir()} == {"report.html", "sweep.json"}
+    assert {path.name for path in folder.iterdir()} == {"report.html", "sweep.json", ".lock"}
     runs = json.loads((folder / "sweep.json").read_text())["runs"]
-    assert [run["exit_code"] for run in runs] == [3, 0]
-    assert [run["overrides"] for run in runs] == [["engine.max_model_len=64"], ["engine.max_model_len=4096"]]
+    assert [run["exit_code"] for run in runs] == [0, 3]
+    assert runs[0] == first
+    assert [run["overrides"] for run in runs] == [["engine.max_model_len=4096"], ["engine.max_model_len=64"]]
     assert "engine.max_model_len=64 tokens" in stderr
-    hashes = {meta(folder.parent / os.path.basename(run["run"]))["fingerprint"]["schedule"] for run in runs}
+    assert "failed: run 2 of 2, engine.max_model_len=64: not valid: " in stderr
+    hashes = {meta(folder / run["run"])["fingerprint"]["schedule"] for run in runs}
     assert len(hashes) == 1
 
 
@@ -282,7 +297,8 @@ def test_any_openai_server_gets_the_same_load(tmp_path):
         ready = json.loads(server.stdout.readline())
         url = f"http://127.0.0.1:{ready['port']}/v1"
         foreign = ("+engine=openai", f"engine.base_url={url}", "engine.tokenizer=bytes")
-        code, out, stderr = harness(tmp_path, "+experiment=smoke", "load.requests=4", *foreign)
+        sockets = "workload.websocket_fraction=1"  # it has the route
+        code, out, stderr = harness(tmp_path, "+experiment=smoke", "load.requests=4", sockets, *foreign)
     finally:
         server.terminate()
         server.communicate()
@@ -298,6 +314,8 @@ def test_any_openai_server_gets_the_same_load(tmp_path):
     requests = pd.read_parquet(run_dir / "requests.parquet")
     done = requests[requests["outcome"] == "completed"]
     assert len(done) >= 3
+    assert np.array_equal(requests["transport"] == "websocket", requests["stream"])
+    assert requests["stream"].any()
     assert np.array_equal(done["output_tokens"], done["stop_after"])
 
 

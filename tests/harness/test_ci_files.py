@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import yaml
 
 from harness.conf import compose
 from harness.gate import INCONCLUSIVE, INVALID, PASS, REGRESSION
+from harness.gate.command import parser
 from tests.support.gated import gated, of_another
 
 ROOT = Path(__file__).parents[2]
@@ -29,22 +31,33 @@ def parsed(name: str) -> dict[str, Any]:
     return data
 
 
-def github_steps() -> dict[str, dict[str, Any]]:
-    job = parsed("github-actions.yml")["jobs"]["gate"]
+def github_steps(name: str = "baseline") -> dict[str, dict[str, Any]]:
+    job = parsed("github-actions.yml")["jobs"][name]
     assert job["defaults"]["run"]["shell"] == "bash"
-    assert job["env"]["BASELINE"] == BASELINE
     return {step["name"]: step for step in job["steps"] if "name" in step}
 
 
-def gitlab_job() -> dict[str, Any]:
-    job: dict[str, Any] = parsed("gitlab-ci.yml")["batchmark"]
-    assert job["variables"]["BASELINE"] == BASELINE
+def github_env(name: str) -> dict[str, str]:
+    return dict(parsed("github-actions.yml")["jobs"][name]["env"])
+
+
+def gitlab_job(name: str = "batchmark") -> dict[str, Any]:
+    job: dict[str, Any] = parsed("gitlab-ci.yml")[name]
     return job
 
 
 SCRIPTS = {
     "github": [github_steps()[name]["run"] for name in ("Environment", "Run", "Gate")],
     "gitlab": list(gitlab_job()["script"]),
+}
+
+AGAINST_BASE = {
+    "github": (github_steps("gate")["Gate"]["run"], github_env("gate")),
+    "gitlab": (gitlab_job("batchmark-gate")["script"][1], gitlab_job("batchmark-gate")["variables"]),
+}
+SMALL = {
+    "ROUNDS": "--rounds 2",
+    "TRAFFIC": "+experiment=smoke +workload=rag +engine=continuous load.requests=8",
 }
 
 
@@ -57,7 +70,54 @@ def test_they_set_up_and_run_what_there_is(system: str) -> None:
     line = next(line for line in "\n".join(rest).splitlines() if " -m harness " in line)
     config = compose(shlex.split(line.partition("|")[0])[3:])  # refuses what no setting is
     assert (config.workload.name, config.engine.name) == ("rag", "continuous")
+    assert github_env("baseline")["BASELINE"] == gitlab_job()["variables"]["BASELINE"] == BASELINE
     assert (ROOT / BASELINE).is_file()
+
+
+@pytest.mark.parametrize("system", AGAINST_BASE)
+def test_the_traffic_of_a_pull_request_is_what_the_gate_takes(system: str) -> None:
+    script, env = AGAINST_BASE[system]
+    options = vars(parser().parse_args(["--base-ref", "main", *env["ROUNDS"].split()]))
+    assert options["until"] == "decided"
+    config = compose(env["TRAFFIC"].split())
+    assert (config.workload.name, config.engine.name) == ("rag", "continuous")
+    assert '--base-ref "$BASE" $ROUNDS' in script
+    assert "-- $TRAFFIC" in script
+
+
+@pytest.mark.e2e
+def test_the_job_of_a_pull_request_measures_two_revisions(tmp_path: Path) -> None:
+    """Its own line in a clone, whose head has one commit more than its base, with real servers; smaller."""
+    clone, script = tmp_path / "clone", AGAINST_BASE["github"][0]
+    subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, clone], check=True)
+    base = subprocess.check_output(["git", "-C", clone, "rev-parse", "HEAD"], text=True).strip()
+    (clone / "README.md").write_text("changed\n")
+    who = ["-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", clone, *who, "commit", "--quiet", "--all", "-m", "changed"], check=True)
+    python = clone / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    summary = tmp_path / "summary.md"
+    env = {**os.environ, **SMALL, "BASE": base, "GITHUB_STEP_SUMMARY": str(summary)}
+    env.pop("PYTHONPATH", None)
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+    done = subprocess.run(command, cwd=clone, env=env, capture_output=True, text=True, timeout=300)
+    line = json.loads(
+        done.stdout.splitlines()[-1] if "::" not in done.stdout else done.stdout.splitlines()[-2]
+    )
+    assert line["gate"] in ("pass", "inconclusive", "invalid"), done.stderr  # two rounds of a busy machine
+    assert done.returncode == (INVALID if line["gate"] == "invalid" else PASS)
+    record = json.loads((Path(line["results"]) / "gate.json").read_text())
+    assert record["base"]["sha"] == base != record["head"]["sha"]
+    assert {side for made in record["rounds"] for side in made["runs"]} == {"base", "head"}
+    for made in record["rounds"]:
+        for run in made["runs"].values():
+            assert (Path(line["results"]) / run / "summary.json").is_file()
+    assert f"### Gate: {line['gate']}, rag/continuous/tiny" in summary.read_text()
+    assert ET.parse(clone / "gate/junit.xml").getroot().attrib["failures"] == "0"
+    trees = subprocess.check_output(["git", "-C", clone, "worktree", "list"], text=True)
+    assert len(trees.splitlines()) == 1
 
 
 @pytest.fixture(scope="module")

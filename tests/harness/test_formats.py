@@ -250,7 +250,7 @@ def made(reason: str = "", **changes: Any) -> Report:
 
 
 def test_an_unreliable_figure_is_shown_with_a_mark_and_exported_nowhere() -> None:
-    report = made("too few samples for a 95 % interval", verdict="inconclusive", ci95=None)
+    report = made("too few samples for a 95 % interval", verdict="inconclusive", ci95=None, reliable=False)
     assert "| ~20.0 | - |" in markdown(report)
     assert (bencher(report), smaller_is_better(report), bigger_is_better(report)) == ("{}\n", "[]\n", "[]\n")
     assert pytorch(report, {}) == "[]\n"

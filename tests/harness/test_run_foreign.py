@@ -4,15 +4,15 @@ import contextlib
 import json
 import socket
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-import yaml
 
 from harness.conf import UsageError, compose
-from harness.foreign import probe
-from harness.target import foreign_target
-from tests.support.workload_configs import workload
+from harness.foreign import probe, takes_websockets
+from harness.plan import draw_schedule
+from harness.target import asked_over, foreign_target
 
 
 @pytest.fixture
@@ -155,16 +155,45 @@ def test_what_a_foreign_server_is_sent(server):
     assert chat.load.api == "chat"
 
 
-@pytest.mark.parametrize("of_class", [False, True])
-def test_it_is_asked_over_http_alone(tmp_path, of_class):
-    foreign = ["engine=openai", "engine.base_url=http://127.0.0.1:1"]
-    node = workload("short")
-    (node["classes"]["short"] if of_class else node)["websocket_fraction"] = 0.2
-    key = "workload.classes.short.websocket_fraction" if of_class else "workload.websocket_fraction"
-    file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(node))
-    with pytest.raises(
-        UsageError, match=rf"{key}=0.2: \+engine=openai is asked over HTTP alone; needs {key}=0"
-    ):
-        compose([*foreign, f"workload={file}"])
-    compose([*foreign, "workload=short", "workload.websocket_fraction=0"])
+def drawn(*overrides):
+    cfg = compose(["engine=openai", "workload=chat", "load.requests=200", *overrides])
+    return cfg, draw_schedule(cfg)
+
+
+def test_without_the_route_websockets_are_sent_as_sse_and_told(server, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "sk-secret-123")
+    url = server(200, MODELS)
+    address = (f"engine.base_url={url}", "engine.api_key_env=SOME_KEY")
+    cfg, schedule = drawn(*address, "engine.api=chat")
+    requests, told = asked_over(foreign_target(cfg), schedule)
+    assert server.asked[-1] == ("/v1/chat/completions/ws", "Bearer sk-secret-123")
+    over = [r.transport for r in schedule].count("websocket")
+    assert over > 5
+    assert told == (
+        f"note: {url} has no WebSocket at /v1/chat/completions/ws: {over} of 200 requests that would have "
+        "come over one are sent as SSE"
+    )
+    assert {r.transport for r in requests} == {"http"}
+    assert [replace(r, transport="http") for r in schedule] == list(requests)
+    asked = len(server.asked)
+    cfg, plain = drawn(*address, "workload.websocket_fraction=0")
+    assert asked_over(foreign_target(cfg), plain) == (plain.requests, None)
+    assert len(server.asked) == asked + 1, "no handshake where nobody wants one"
+
+
+@pytest.mark.parametrize(
+    "answered",
+    [b"", b"\x00 garbage\r\n\r\n", b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"],
+)
+def test_what_is_no_upgrade_is_no_route(answered):
+    def talk(listener):
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(answered)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        speaker = threading.Thread(target=talk, args=(listener,), daemon=True)
+        speaker.start()
+        assert not takes_websockets(f"http://127.0.0.1:{listener.getsockname()[1]}", "v1/completions", None)
+        speaker.join(5)

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 import kernels
 from kernels.cpu.ops import CppOps
-from kernels.fused import TorchOps, ops
+from kernels.fused import TorchOps, argmax, ops
 
 CPP, TORCH = CppOps(), TorchOps()
 DTYPES = [torch.float32, torch.bfloat16]
@@ -158,6 +158,22 @@ def test_a_row_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(dtype
                 assert torch.equal(got, want[start:end])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_argmax_is_that_of_torch(dtype):
+    """Ties, NaN, infinities, rows that are a view, and places in whole and in broken vectors."""
+    random = torch.Generator().manual_seed(0)
+    for n in (1, 7, 128, 1000, 49152):
+        x = torch.randint(-50, 50, (9, n + 3), generator=random).to(dtype)[:, 2 : n + 2]
+        x[1] = -float("inf")
+        x[2, n // 2] = x[2, -1] = float("inf")
+        x[3, n // 3] = x[3, -1] = float("nan")
+        x[4] = 0.0
+        x[5, -1] = 99.0
+        x[6] = float("nan")
+        assert argmax(x).tolist() == torch.argmax(x, dim=-1).tolist()
+    assert argmax(x[:0]).shape == (0,)
 
 
 def test_bad_tensors_are_refused():

@@ -59,15 +59,15 @@ def test_a_processor_without_wide_vectors_draws_the_same():
 
 ROOT = Path(__file__).parents[2]
 SCHEDULES = {
-    "chat": "8cfc7f862b84",
+    "chat": "52e9ccf38da1",
     "rag": "435f9f2fa201",
     "summarize": "4f7fa772c893",
-    "code": "a6712361098e",
-    "agent": "adf9b567fcec",
+    "code": "dc6876a4a288",
+    "agent": "f6e5edfc7d6c",
     "toolcall": "7501ac8644ce",
     "batch": "7fb842b9ff65",
-    "reasoning": "bf44f99ceb37",
-    "mixed": "ee18a6b82f93",
+    "reasoning": "30276ef0b937",
+    "mixed": "ffe2283711c3",
     "tiers": "da9265e00a9b",
 }
 

@@ -8,7 +8,16 @@
   };
   // The same hues, lighter on a dark ground, where the deep ones would sink.
   const LIGHTER = { "#0072B2": "#5db3e8", "#D55E00": "#ff8a3d", "#009E73": "#35c99b", "#CC79A7": "#e39cc4", "#8A6FDF": "#ab97f0", "#A6611A": "#c98542", "#E7298A": "#f56fb3", "#4D4DFF": "#8c8cff", "#7A4B00": "#b07a2a", "#5A6472": "#7f8b9c" };
-  const shade = (colour) => (root.dataset.theme === "dark" && LIGHTER[colour]) || colour;
+  const shade = (colour) => {
+    if (root.dataset.theme !== "dark" || !/^#[0-9a-f]{6}$/i.test(colour || "")) return colour;
+    return LIGHTER[colour.toUpperCase()] || lifted(colour);
+  };
+  // What is darker than a middle grey moves a third of the way to white.
+  const lifted = (colour) => {
+    const parts = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+    const light = 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+    return light > 125 ? colour : `#${parts.map((v) => Math.round(v + (255 - v) * 0.36).toString(16).padStart(2, "0")).join("")}`;
+  };
   // A share of a colour on the ground of a card: where a heat map begins.
   const mixed = (colour, share) => {
     const [a, b] = [colour, colours().card].map((c) => c.length === 4 ? c.replace(/[0-9a-f]/gi, "$&$&") : c).map((c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16)));
@@ -18,6 +27,7 @@
     ...trace,
     ...(trace.line ? { line: { ...trace.line, color: shade(trace.line.color) } } : {}),
     ...(trace.marker ? { marker: { ...trace.marker, color: shade(trace.marker.color) } } : {}),
+    ...(trace.fillcolor ? { fillcolor: shade(trace.fillcolor) } : {}),
     ...(trace.type === "heatmap" ? { colorscale: [[0, mixed(shade(trace.ramp), 0.15)], [1, shade(trace.ramp)]] } : {}),
   });
   // A logarithmic axis of few decades needs its 2 and 5 labelled, in full; one of many only its powers of ten.
@@ -45,11 +55,23 @@
     };
   };
   const options = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+  // A figure in a part of the page that is not open is drawn when it is opened.
+  const drawOpen = () => {
+    for (const figure of FIGURES) {
+      const plot = document.getElementById(figure.id);
+      if (plot.offsetParent === null || plot.dataset.theme === root.dataset.theme) continue;
+      Plotly.react(plot, figure.data.map(shaded), layout(figure), options);
+      plot.dataset.theme = root.dataset.theme;
+    }
+    document.dispatchEvent(new Event("page:drawn"));
+  };
   const draw = (theme) => {
     root.dataset.theme = theme;
     for (const dot of document.querySelectorAll(".dot")) dot.style.background = shade(dot.dataset.colour);
-    for (const figure of FIGURES) Plotly.react(figure.id, figure.data.map(shaded), layout(figure), options);
+    for (const mark of document.querySelectorAll("[data-stroke]")) mark.setAttribute("stroke", shade(mark.dataset.stroke));
+    drawOpen();
   };
+  window.page = { draw: drawOpen, shade, colours, options };
   draw(stored || preferred());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(preferred()));
   document.getElementById("theme").addEventListener("click", () => {

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from engines.config import ConfigError
-from engines.server.engine_process import _step_log
 from engines.server.launch import Stop, serve
+from engines.server.recordings import _step_log
 from tests.engines.server.live_server import PATIENCE_S, LiveServer, RawClient
 
 
