@@ -67,7 +67,7 @@ The last line that a run prints is `results: <folder>`.
 """
 
 COMMANDS = {
-    "harness.gate": "hold a run against a committed baseline",
+    "harness.gate": "has it become worse? against a baseline, constants or another git revision",
     "harness.comparison": "runs side by side, ratios to the first",
     "harness.dashboard": "one HTML page for one or more runs",
     "harness.calibrate": "how far the client's own figures can be trusted on this machine",
