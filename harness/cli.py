@@ -67,6 +67,7 @@ The last line that a run prints is `results: <folder>`.
 """
 
 COMMANDS = {
+    "harness.compare": "arms in interleaved rounds on warm servers: who wins on what, with intervals",
     "harness.gate": "has it become worse? against a baseline, constants or another git revision",
     "harness.comparison": "runs side by side, ratios to the first",
     "harness.dashboard": "one HTML page for one or more runs",

@@ -82,6 +82,7 @@ _NOTE_ONE = (
 
 def _of_summaries(runs: Sequence[Shown], comparison: Comparison) -> dict[str, Any]:
     won: dict[str, list[str]] = {}
+    behind: dict[str, list[str]] = {}
     rows, ahead, close = [], [], []
     for metric in METRICS:
         values = [(run, lookup(run.summary, metric.path)) for run in runs]
@@ -96,16 +97,22 @@ def _of_summaries(runs: Sequence[Shown], comparison: Comparison) -> dict[str, An
             ahead.append(f"{label} ({best.name})")
         elif len(sound) > 1:
             close.append(label)
+        losers = _behind(sound, metric) if comparison.comparable else []
+        for run in losers if best is None else ():
+            behind.setdefault(run.name, []).append(label)
         rows.append(_row(metric, values, best, sure, comparison.comparable))
     names = sorted(won, key=lambda name: -len(won[name]))
     lines = [f"{name}: best {_listed(won[name])}." for name in names]
+    if behind:
+        told = [f"{name} ({', '.join(labels)})" for name, labels in behind.items()]
+        lines.append(f"No single best there, but clearly behind it: {_listed(told)}.")
     if comparison.comparable:
         lines += [f"Ahead, in figures without an interval: {_listed(ahead)}."] if ahead else []
         lines += [f"Too close to call from one run each: {_listed(close)}."] if close else []
     columns = [{"name": run.name, "colour": run.style.colour} for run in runs]
     return {
         "kind": _kind(runs) if comparison.comparable else "warn",
-        "headline": _headline(runs, comparison, won, names),
+        "headline": _headline(runs, comparison, won, names, behind),
         "lines": lines,
         "columns": columns if len(runs) <= MOST_COLUMNS else _SHORT,
         "rows": rows,
@@ -113,7 +120,7 @@ def _of_summaries(runs: Sequence[Shown], comparison: Comparison) -> dict[str, An
     }
 
 
-_SHORT = [{"name": "best", "colour": ""}, {"name": "reference", "colour": ""}]
+_SHORT = [{"name": "best value", "colour": ""}, {"name": "reference", "colour": ""}]
 _NOTE_RUNS = (
     "▲ best, and its 95 % interval touches no other; (▲) best by more than 2 %, without an interval. "
     "Intervals are of percentiles within one run each and hold nothing of what changes from run to run: "
@@ -123,14 +130,21 @@ _NOTE_RUNS = (
 
 
 def _headline(
-    runs: Sequence[Shown], comparison: Comparison, won: dict[str, list[str]], names: list[str]
+    runs: Sequence[Shown],
+    comparison: Comparison,
+    won: dict[str, list[str]],
+    names: list[str],
+    behind: dict[str, list[str]],
 ) -> str:
     if not comparison.comparable:
         return "No verdict: these runs were not sent the same requests"
     if invalid := [run.name for run in runs if not run.summary.get("valid")]:
         return f"Not valid, and out of the verdict: {_listed(invalid)}"
     if not names:
-        return "No strategy is better by more than the intervals"
+        others = len(runs) - len(behind)
+        if behind and others > 1:
+            return f"{_listed(list(behind))} clearly behind; none of the other {others} is clearly best"
+        return "No single best" if behind else "No strategy is better by more than the intervals"
     of = sum(len(labels) for labels in won.values())
     told = [f"{name} on {len(won[name])}" for name in names]
     return f"Best: {_listed(told)} of {of} decided figures"
@@ -154,6 +168,17 @@ def _winner(known: Sequence[tuple[Shown, Any]], metric: Metric) -> tuple[Shown |
     return (first, True) if clear else (None, False)
 
 
+def _behind(known: Sequence[tuple[Shown, Any]], metric: Metric) -> list[Shown]:
+    """Runs whose interval is wholly worse than that of the run with the best value."""
+    spans = [(run, value, _interval(run.summary, metric.path)) for run, value in known]
+    sure = [(run, value, span) for run, value, span in spans if span is not None]
+    if len(sure) < 2:
+        return []
+    low = metric.better == "lower"
+    top = (min if low else max)(sure, key=lambda one: one[1])[2]
+    return [run for run, _, span in sure if (span[0] > top[1] if low else span[1] < top[0])]
+
+
 def _row(
     metric: Metric, values: Sequence[tuple[Shown, Any]], best: Shown | None, sure: bool, comparable: bool
 ) -> dict[str, Any]:
@@ -175,14 +200,14 @@ def _row(
         if value is not None
     ]
     if len(values) > MOST_COLUMNS:
-        cells = _shortened(cells, best)
+        cells = _shortened(cells, best, metric.better == "lower")
     return {"label": metric.label, "cells": cells, "forest": forest(marks)}
 
 
-def _shortened(cells: Sequence[dict[str, Any]], best: Shown | None) -> list[dict[str, Any]]:
-    """The best and the reference, where all would be too many for a screen."""
-    blank = {**cells[0], "text": "no clear best", "css": "soft", "value": None, "name": "", "sub": ""}
-    top = next((cell for cell in cells if best is not None and cell["name"] == best.name), blank)
+def _shortened(cells: Sequence[dict[str, Any]], best: Shown | None, low: bool) -> list[dict[str, Any]]:
+    """The best value and the reference, where all would be too many for a screen."""
+    order = sorted((c for c in cells if c["value"] is not None), key=lambda c: c["value"], reverse=not low)
+    top = next((cell for cell in cells if best is not None and cell["name"] == best.name), order[0])
     return [
         {**cell, "sub": f"{cell['name']} {cell['sub']}".strip()} for cell in (top, {**cells[0], "ratio": ""})
     ]
@@ -227,8 +252,8 @@ def _of_rounds(runs: Sequence[Shown], compared: dict[str, Any]) -> dict[str, Any
             if effect.get("ratio"):
                 span = (effect["low"], effect["high"]) if effect.get("low") and effect.get("high") else None
                 marks.append((colours.get(name, "#777777"), effect["ratio"], span))
-        label = next((m.label.partition(",")[0] for m in METRICS if m.path == path), path)
-        rows.append({"label": label, "cells": cells, "forest": forest(marks, 1.0)})
+        label = metric.get("label") or next((m.label for m in METRICS if m.path == path), path)
+        rows.append({"label": str(label), "cells": cells, "forest": forest(marks, 1.0)})
     rounds = compared.get("rounds") or []
     valid = sum(1 for one in rounds if one.get("valid", True))
     lines = [f"{valid} valid rounds of {len(rounds)}, arms interleaved; factors against {reference}."]
@@ -262,12 +287,15 @@ def _effect_cell(name: str, path: str, effect: dict[str, Any]) -> dict[str, Any]
 
 
 def _drift(drift: dict[str, Any]) -> list[str]:
-    told = [
-        f"{path} {number(part['low'])} to {number(part['high'])}"
-        for path, part in drift.items()
-        if isinstance(part, dict) and part.get("low") is not None and part.get("high") is not None
-    ]
-    return [f"The reference against itself: {', '.join(told[:4])}."] if told else []
+    """What the reference did against itself, or all passes over time: the noise that a factor stands in."""
+    told: dict[str, list[str]] = {}
+    for path, part in drift.items():
+        if isinstance(part, dict) and part.get("low") is not None and part.get("high") is not None:
+            label = next((m.label.partition(",")[0] for m in METRICS if m.path == path), path)
+            span = f"{label} {number(part['low'])}x to {number(part['high'])}x"
+            told.setdefault(str(part.get("kind")), []).append(span)
+    words = {"trend": "Drift over the rounds", "again": "The reference against itself (A/A)"}
+    return [f"{words.get(kind, 'Drift')}: {', '.join(spans[:4])}." for kind, spans in told.items()]
 
 
 def _interval(summary: dict[str, Any], path: str) -> tuple[float, float] | None:

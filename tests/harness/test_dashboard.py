@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -194,3 +195,105 @@ def test_where_the_time_went_by_class(tmp_path: Path) -> None:
     assert bars["stalled by others' prefill"]["rag"] == 0
     assert sum(bar["chat"] for bar in bars.values()) == pytest.approx(411, rel=1e-3)
     assert all(f"</span>{name.replace(chr(39), '&#39;')}</span>" in page for name in bars)
+
+
+def test_a_comparison_shows_its_verdict_over_rounds_and_its_middle_round(tmp_path: Path) -> None:
+    path = "latency_ms.tpot.p50"
+    rounds = []
+    for turn in range(3):
+        runs = {}
+        for name, gap in (("static", 0.04), ("chunked", 0.02)):
+            make_run(tmp_path / f"rounds/{turn}-{name}", name, gap=gap + 0.001 * turn)
+            runs[name] = f"rounds/{turn}-{name}"
+        rounds.append({"number": turn, "order": list(runs), "runs": runs, "valid": turn > 0})
+    effect = {"ratio": 0.51, "low": 0.48, "high": 0.55, "rounds": 2, "verdict": "better", "needed": None}
+    unsure = {"ratio": 1.02, "low": 0.7, "high": 1.4, "rounds": 2, "verdict": "inconclusive", "needed": 9}
+    found = {
+        "schema_version": 1,
+        "arms": [{"name": "chunked", "overrides": []}, {"name": "static", "overrides": []}],
+        "reference": "static",
+        "rounds": rounds,
+        "metrics": {
+            path: {"better": "lower", "limit": 0.05, "arms": {"chunked": effect}},
+            "throughput.goodput_rps": {"better": "higher", "limit": 0.05, "arms": {"chunked": unsure}},
+        },
+        "drift": {path: {"kind": "again", "low": 0.98, "high": 1.03}},
+        "verdict": {"outcome": "decided", "text": "chunked halves TPOT <p50>"},
+        "refused": [],
+    }
+    (tmp_path / "compare.json").write_text(json.dumps(found))
+    page = write_dashboard([tmp_path], tmp_path / "report.html").read_text()
+    verdict = page[page.index('class="verdict good"') : page.index('id="slots"')]
+    assert "<h2>chunked halves TPOT &lt;p50&gt;</h2>" in verdict
+    assert ">0.51x</b> <i>▲</i>" in verdict
+    assert "0.48 to 0.55, better" in verdict
+    assert "0.70 to 1.40, inconclusive: 9 rounds would do" in verdict
+    assert "2 valid rounds of 3" in verdict
+    assert "The reference against itself (A/A): TPOT p50 0.98x to 1.03x." in verdict
+    runs = unpack(page, "data")["runs"]
+    assert [run["name"] for run in runs] == ["static", "chunked"]  # the reference first
+    assert runs[0]["requests"]["columns"]["tpot_ms"][0] == pytest.approx(42)  # the last of two valid rounds
+    with pytest.raises(DashboardError, match="give it alone"):
+        write_dashboard([tmp_path, tmp_path / "rounds/0-static"], tmp_path / "x.html")
+    (tmp_path / "compare.json").write_text("{")
+    with pytest.raises(DashboardError, match="cannot read"):
+        write_dashboard([tmp_path], tmp_path / "x.html")
+
+
+def test_runs_at_several_rates_and_a_capacity_search_have_their_curves(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / f"{i}", planned={"rate": rate, "requests": None, "length_scale": 1.0}, gap=gap)
+        for i, (rate, gap) in enumerate(((2.0, 0.02), (4.0, 0.03)))
+    ]
+    points = [
+        {"rate": 2.0, "attainment": 1.0, "ttft_p99": 90.0, "goodput_rps": 2.0, "run": "0"},
+        {"rate": 4.0},
+    ]
+    found = {"schema_version": 1, "arms": {"continuous": {"capacity": {"rps": 3.0}, "points": points}}}
+    (tmp_path / "capacity.json").write_text(json.dumps(found))
+    page = write_dashboard(runs, tmp_path / "page.html").read_text()
+    figures = {f["title"]: f for f in figures_of(page)}
+    p50 = figures["TPOT against the rate"]["data"][0]
+    assert p50["name"] == "continuous p50"
+    assert p50["x"] == [2, 4]
+    assert p50["y"] == pytest.approx([20, 30])
+    page = write_dashboard([tmp_path], tmp_path / "page.html").read_text()
+    figures = {f["title"]: f for f in figures_of(page)}
+    assert figures["Capacity: SLO attainment"]["data"][0]["y"] == [100]
+    assert "Capacity: TPOT p99" not in figures
+
+
+def test_a_page_of_10_000_requests_is_under_8_mb_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    """Random figures: they pack worse than those of a machine."""
+    draw = random.Random(0)
+    rows, engine, steps = [], [], []
+    for i in range(10_000):
+        at = i * 0.01 + draw.random() * 0.01
+        first = at + draw.random() * 0.3
+        row = request(i, [(first + k * draw.random() * 0.02, 1) for k in range(3)], intended=at)
+        rows.append(row | {"chunk_ns": sorted(row["chunk_ns"])})
+        engine.append(engine_request(rows[-1], admitted=at + (first - at) / 2))
+    for i in range(30_000):
+        ids = sorted({min(9_999, max(0, i // 3 - draw.randrange(40))) for _ in range(8)})
+        kind = [draw.choice((0, 1, 1, 1)) for _ in ids]
+        live = draw.randrange(90)
+        counts = {"kv_live": live, "kv_free": 100 - live, "waiting": draw.randrange(30), "running": len(ids)}
+        steps.append(
+            step(i, i * 0.0033, 0.003 * draw.random(), ids=ids, tokens=[1] * len(ids), kind=kind, **counts)
+        )
+    run = write_run(tmp_path / "run", rows, engine=engine, steps=steps)
+    out = write_dashboard([run], tmp_path / "page.html")
+    assert out.stat().st_size < 8_000_000
+    page = out.read_text()
+    data = unpack(page, "data")["runs"][0]
+    assert data["requests"]["n"] == data["requests"]["whole"] == 10_000
+    assert data["steps"]["n"] == 30_000
+    figures = {f["title"]: f for f in figures_of(page)}
+    ttft = next(f for f in figures_of(page) if f["title"] == "Time to first token" and "mode" in f["data"][0])
+    drawn = [f for f in figures_of(page) if f["title"] == "Time to first token"][-1]
+    assert len(drawn["data"][0]["x"]) <= 6000
+    assert "6,000 of 10,000 requests shown: the slowest and the fastest of each stretch" in page
+    every = [row["chunk_ns"][0] - row["intended_ns"] for row in rows]
+    assert max(drawn["data"][0]["y"]) == pytest.approx(max(every) * 1e-6, rel=1e-4)  # no outlier is lost
+    assert ttft["data"][0]["x"][-1] == pytest.approx(max(every) * 1e-6, rel=1e-4)
+    assert len(figures["Batch occupancy"]["data"][0]["x"]) == 400

@@ -60,9 +60,10 @@ const Table = (() => {
     head(from);
     const pages = Math.max(1, Math.ceil(found.length / PAGE));
     page = Math.min(page, pages - 1);
+    const numeric = from.columns.map(([, value]) => found.slice(0, 500).some((row) => typeof value(row) === "number"));
     table.tBodies[0].replaceChildren(...found.slice(page * PAGE, (page + 1) * PAGE).map((row) => {
       const line = element("tr", null, from.open ? { tabindex: 0, "data-id": from.open(row) } : {});
-      for (const [, value] of from.columns) { const cell = value(row); line.append(element("td", number(cell), { class: typeof cell === "number" ? "n" : null })); }
+      from.columns.forEach(([, value], i) => line.append(element("td", number(value(row)), { class: numeric[i] ? "n" : null })));
       if (from.open) for (const kindOf of ["click", "keydown"]) line.addEventListener(kindOf, (event) => { if (kindOf === "click" || event.key === "Enter") Life.open(run, from.open(row)); });
       return line;
     }));
