@@ -1,6 +1,8 @@
 # Everything a newcomer needs: `make bench` runs the main job, `make test` runs the whole suite.
 PYTHON ?= python3
 VENV   ?= .venv
+# Processes that share the tests which need no machine to themselves (tests/conftest.py says which those are).
+JOBS   ?= 1
 # Where torch comes from, when the default index is not wanted: the URL of a CPU or CUDA wheel index,
 # as the install page of pytorch.org names it. Empty means pip's own configuration.
 TORCH_INDEX ?=
@@ -32,7 +34,8 @@ bench: env ## The main job: RAG traffic against the continuous-batching engine
 	$(PY) -m harness +workload=rag +engine=continuous
 
 test: env check model ## Lint, types and the whole test suite, with the real model
-	$(PY) -m pytest
+	$(PY) -m pytest $(if $(filter-out 1,$(JOBS)),-m "not alone" -n $(JOBS) --dist loadfile --no-loadscope-reorder)
+	$(if $(filter-out 1,$(JOBS)),$(PY) -m pytest -m alone tests/conformance tests/e2e tests/harness)
 
 check: env ## ruff and mypy
 	$(PY) -m ruff check .

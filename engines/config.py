@@ -233,12 +233,46 @@ def _check_effects(config: EngineConfig) -> None:
             f"engine.preempt_seed={config.preempt_seed}: draws among the iterations of engine.preempt_every, "
             "so it needs that beside it, or null"
         )
+    _check_read(config)
     settings = settings_of(config.policy, schedulers.scheduler_class(config.scheduler).Settings)
     if hasattr(settings, "check"):
         try:
             settings.check(config)
         except ValueError as error:
             raise ConfigError(f"engine.policy.{error}") from None
+
+
+BATCHES = ("static", "dynamic", "sliced")
+READ_BY = {"drain": BATCHES, "pad_finished": BATCHES, "left_pad": BATCHES, "prefill_chunk_size": ("chunked",)}
+"""Settings that only some schedulers of this package read. One of `module:Class` may read any."""
+
+
+def _check_read(config: EngineConfig) -> None:
+    """A setting that nothing reads must not seem to have been measured."""
+    defaults = {f.name: f.default for f in fields(config)}
+    for key, readers in READ_BY.items():
+        value = getattr(config, key)
+        if value != defaults[key] and ":" not in config.scheduler and config.scheduler not in readers:
+            default = "null" if defaults[key] is None else str(defaults[key]).lower()
+            raise ConfigError(
+                f"engine.{key}={str(value).lower()}: has no effect on scheduler {config.scheduler}, only on "
+                f"{', '.join(readers)}; leave it at {default}"
+            )
+    if config.cuda_graphs is False and config.cuda_graph_sizes is not None:
+        raise ConfigError(
+            f"engine.cuda_graph_sizes={list(config.cuda_graph_sizes)}: has no effect with "
+            "engine.cuda_graphs=false; leave one of them at null"
+        )
+    if config.scheduler == "sliced" and config.reservation != defaults["reservation"]:
+        raise ConfigError(
+            f"engine.reservation={config.reservation}: has no effect on scheduler sliced, which reserves its "
+            f"slice; leave it at {defaults['reservation']}"
+        )
+    if config.name == "past_future" and config.reservation != "predicted_peak":
+        raise ConfigError(
+            f"engine.reservation={config.reservation}: past_future is prefill_first with predicted_peak and "
+            "nothing else; use engine=prefill_first with this reservation"
+        )
 
 
 def settings_of(policy: Mapping[str, Any], settings: type[Any], key: str = "policy") -> Any:

@@ -47,16 +47,20 @@ main settings
   workload.rate                  requests/s, or '{{kind: ramp, from: 1, to: 10, over_s: 60}}'
   workload.length_scale          all lengths times this
   load.requests load.duration_s  how many, or for how long
+  load.utilization               workload.rate as a share of the capacity that harness.capacity has found here
   load.concurrency               clients at once (load=closed), or a cap on what is under way (load=open)
   load.timeout_s                 the client's patience for a whole answer
   load.processes load.backend    processes that share the load; lean or aiohttp (auto: what is needed)
   engine.max_num_seqs engine.max_num_batched_tokens engine.max_model_len
   engine.num_kv_blocks engine.block_size engine.prefill_chunk_size engine.reservation
-  engine.threads engine.max_waiting_requests engine.queue_timeout_ms
+  engine.threads engine.cpu_affinity engine.overlap engine.determinism
+  engine.max_waiting_requests engine.queue_timeout_ms
   engine.base_url engine.model engine.tokenizer engine.api engine.api_key_env   (engine=openai)
   model.id model.weights         a hub id or folder (model=hf); real or dummy
   slo.ttft_ms slo.tpot_ms        limits that goodput counts against; slo.enforce=true exits 1 on a miss
   output.dir output.text         where runs go; keep the answers' text
+  sweep.dir sweep.resume         with -m: its folder; finished points are not measured again (auto, false)
+  hydra/launcher=ray             with -m: over many hosts; also submitit_slurm (docs/sweeps.md)
   server.host server.port        where our own server listens; port 0 picks a free one
 
 other commands (each has --help)
@@ -69,8 +73,9 @@ The last line that a run prints is `results: <folder>`.
 COMMANDS = {
     "harness.compare": "arms in interleaved rounds on warm servers: who wins on what, with intervals",
     "harness.gate": "has it become worse? against a baseline, constants or another git revision",
+    "harness.capacity": "the highest rate within an SLO, crossover of two engines, cost of a million tokens",
     "harness.comparison": "runs side by side, ratios to the first",
-    "harness.dashboard": "one HTML page for one or more runs",
+    "harness.dashboard": "one HTML page for runs; --serve DIR lists all, live; --export DIR: PNG or SVG",
     "harness.calibrate": "how far the client's own figures can be trusted on this machine",
     "harness.report": "print a run's table again",
     "harness.peers": "our engines beside transformers (and vLLM) on the same weights",

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from workloads.schedule import Schedule
 
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""What drivers put there: NVIDIA's, the one of Windows for WSL, AMD's."""
 SHOWN_LIMITS = (
     *("scheduler", "reservation", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
     *("num_kv_blocks", "kv_memory_gb", "block_size", "prefill_chunk_size", "threads"),
@@ -53,6 +55,18 @@ def check_engine(cfg: DictConfig) -> None:
         EngineConfig.from_mapping(dict(cfg.engine))
         if cfg.server.routes:
             raise ConfigError("server.routes: a measured run has one scheduler; compare two runs instead")
+
+
+def missing_device(cfg: DictConfig) -> str | None:
+    """One line when the device that is asked for is not on this machine. No torch is asked: loading it takes
+    seconds."""
+    if cfg.engine.kind != "reference" or cfg.device != "cuda":
+        return None
+    from pathlib import Path
+
+    if any(map(Path.exists, map(Path, GPU_DEVICES))):
+        return None
+    return "device=cuda: no GPU is seen on this machine, so the run cannot start here; use device=cpu or auto"
 
 
 def check_lengths(schedule: Schedule, max_model_len: int | None, kv_tokens: int | None = None) -> str | None:

@@ -16,13 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION, put, say
+from harness.cli import INCONCLUSIVE, INVALID, PASS, REGRESSION, USAGE, put, say
 from harness.conf import UsageError
 from harness.host import HostLock
 from harness.interrupt import Interruption
 from harness.loadgen.processes import LoadProcesses, WorkerError
 from harness.measurement import Measurement
-from harness.plan import check_engine, describe, draw_schedule
+from harness.plan import check_engine, describe, draw_schedule, missing_device
 from harness.server_process import ServerError, ServerProcess
 from harness.target import RunTarget, foreign_target, our_target
 
@@ -45,7 +45,9 @@ def run(cfg: DictConfig) -> RunOutcome:
     check_engine(cfg)
     if cfg.dry_run:
         put(describe(cfg, draw_schedule(cfg)))
-        return RunOutcome(PASS)
+        if missing := missing_device(cfg):
+            say(f"error: {missing}")
+        return RunOutcome(USAGE if missing else PASS)
     foreign = foreign_target(cfg) if cfg.engine.kind == "openai" else None
     with Interruption() as interruption, HostLock() as lock:
         lock.acquire(say)

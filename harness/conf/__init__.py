@@ -45,8 +45,9 @@ def choices(group: str) -> list[str]:
     return sorted(f.stem for f in (FOLDER / group).glob("*.yaml") if not f.stem.startswith("_"))
 
 
-def compose(args: list[str]) -> DictConfig:
-    """The configuration for these overrides: resolved, strict (unknown keys raise) and checked."""
+def compose(args: list[str], root: str = "config") -> DictConfig:
+    """The configuration for these overrides: resolved, strict (unknown keys raise) and checked. root: the
+    file that it begins with."""
     from harness.conf.checks import check
 
     overrides = _parse(args)
@@ -61,7 +62,7 @@ def compose(args: list[str]) -> DictConfig:
         else:
             values.append((override, text))
     file = groups.pop("workload") if _is_file(groups.get("workload", "")) else None
-    cfg = _compose_groups(groups)
+    cfg = _compose_groups(groups, root)
     if file is not None:
         cfg.workload = load_workload_file(file)
     for override, text in values:
@@ -71,6 +72,10 @@ def compose(args: list[str]) -> DictConfig:
         cfg.slo.by_class = False  # who sets a limit by hand means all
     _resolve(cfg)
     check(cfg)
+    if root == "config" and cfg.load.get("utilization") is not None:
+        from harness.capacity.store import at_utilization
+
+        return at_utilization(cfg, [text for _, text in overrides])
     return cfg
 
 
@@ -177,7 +182,7 @@ def load_workload_file(path: str) -> DictConfig:
     return node
 
 
-def _compose_groups(groups: dict[str, str]) -> DictConfig:
+def _compose_groups(groups: dict[str, str], root: str) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -186,7 +191,7 @@ def _compose_groups(groups: dict[str, str]) -> DictConfig:
     overrides = [f"{'+' if group == 'experiment' else ''}{group}={name}" for group, name in groups.items()]
     try:
         with initialize_config_dir(str(FOLDER), version_base="1.3"):
-            return hydra_compose("config", overrides)
+            return hydra_compose(root, overrides)
     except HydraException as error:
         raise UsageError(f"{' '.join(overrides) or 'config.yaml'}: {' '.join(str(error).split())}") from None
 

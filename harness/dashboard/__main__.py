@@ -10,12 +10,14 @@ from harness.cli import put
 from harness.dashboard.export import FORMATS, GROUNDS, WIDTH, ExportError, export_page
 from harness.dashboard.page import DashboardError, render, write_dashboard
 
+PORT = 8765
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.dashboard", description=__doc__)
     parser.add_argument(
         "runs",
-        nargs="+",
+        nargs="*",
         metavar="RUN",
         help="a run directory, or a result file of another tool; the first is the reference",
     )
@@ -24,7 +26,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, default="png", help="of --export (default: %(default)s)")
     parser.add_argument("--width", type=int, default=WIDTH, help="of --export, pixels (default: %(default)s)")
     parser.add_argument("--theme", choices=sorted(GROUNDS), default="light", help="of --export")
+    parser.add_argument(
+        "--serve", metavar="DIR", help="list all runs below DIR in a browser, live, until Ctrl-C"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="of --serve (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=PORT, help="of --serve; 0 picks a free one (%(default)s)")
     args = parser.parse_args(argv)
+    if args.serve is not None:
+        return _serve(args)
+    if not args.runs:
+        parser.error("needs a run directory, or --serve DIR")
     runs = [Path(run) for run in args.runs]
     try:
         if args.export is None:
@@ -34,6 +45,19 @@ def main(argv: list[str] | None = None) -> int:
         for path in export_page(render(runs), folder, format=args.format, width=args.width, theme=args.theme):
             put(str(path))
     except (DashboardError, ExportError) as exc:
+        print(exc, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from harness.dashboard.serve import ServeError, serve
+
+    try:
+        serve(
+            Path(args.serve), args.host, args.port, lambda url: put(f"{args.serve}: {url} (Ctrl-C ends it)")
+        )
+    except ServeError as exc:
         print(exc, file=sys.stderr)
         return 2
     return 0

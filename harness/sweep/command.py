@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness.cli import INVALID, PASS, USAGE, is_of_the_disk, is_usage_error, put, say
 from harness.conf import compose, expand
-from harness.plan import check_engine, check_workloads, describe_sweep, sweep_times
+from harness.plan import check_engine, check_workloads, describe_sweep, missing_device, sweep_times
 from harness.sweep.folder import SweepFolder, choose
 from harness.sweep.points import Entry, Point, changed, draw_points, holds, sources, summary_error, worst
 from harness.sweep.settings import split
@@ -34,7 +34,10 @@ def run_sweep(overrides: list[str]) -> int:
     check_workloads(configs)
     if configs[0].dry_run:
         put(describe_sweep(configs, changed(combinations)))
-        return PASS
+        missing = list(dict.fromkeys(filter(None, map(missing_device, configs))))
+        for line in missing:
+            say(f"error: {line}")
+        return USAGE if missing and not settings.launcher else PASS
     launcher = None
     if settings.launcher:
         from harness.sweep.cluster import open_launcher

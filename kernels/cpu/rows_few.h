@@ -13,7 +13,7 @@
 namespace {
 
 struct FewRows {
-    static constexpr int MOST = 16, MR = 6, K = MatrixRows::K;  // rows; rows in registers; elements of a tile's sum
+    static constexpr int MOST = 12, MR = 6, K = MatrixRows::K;  // rows; rows in registers; elements of a tile's sum
     static constexpr int HALF = TILE / 2;
     static_assert(NV == 4);
 

@@ -68,6 +68,24 @@ GOOD: dict[str, Any] = {"kind": "reference", "name": "x", "scheduler": "chunked"
             {"max_num_batched_tokens": 8},
             "engine.max_num_batched_tokens=8 is below engine.max_num_seqs=16: every running sequence needs",
         ),
+        ({"drain": False}, "engine.drain=false: has no effect on scheduler chunked, only on static"),
+        ({"left_pad": False}, "engine.left_pad=false: has no effect on scheduler chunked"),
+        (
+            {"scheduler": "prefill_first", "prefill_chunk_size": 64},
+            "engine.prefill_chunk_size=64: has no effect on scheduler prefill_first, only on chunked",
+        ),
+        (
+            {"cuda_graphs": False, "cuda_graph_sizes": [1, 2]},
+            r"engine.cuda_graph_sizes=\[1, 2\]: has no effect with engine.cuda_graphs=false",
+        ),
+        (
+            {"scheduler": "sliced", "reservation": "prompt"},
+            "engine.reservation=prompt: has no effect on .*sliced",
+        ),
+        (
+            {"name": "past_future", "scheduler": "prefill_first", "reservation": "prompt"},
+            "engine.reservation=prompt: past_future is prefill_first with predicted_peak",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_line(change: dict[str, Any], message: str) -> None:

@@ -231,3 +231,15 @@ def test_a_foreign_server_has_a_plan_too(capsys, tmp_path):
     assert "engine     http://192.0.2.1:8000 (not ours" in out
     assert "start-up 3 s" in out
     assert "client     1 load process" in out
+
+
+def test_a_plan_for_a_device_that_is_not_here_says_so(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("harness.plan.GPU_DEVICES", (str(tmp_path / "gpu"),))
+    args = ["--dry-run", "+experiment=smoke", "device=cuda"]
+    for more in ([], ["-m", "seed=1,2"]):
+        assert main([*args, *more]) == 2
+        out, err = capsys.readouterr()
+        assert out.startswith(("workload ", "run 1 of 2"))
+        assert re.fullmatch(r"error: device=cuda: no GPU is seen .*\n", err)
+    (tmp_path / "gpu").touch()
+    assert main(args) == 0

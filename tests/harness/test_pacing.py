@@ -231,7 +231,7 @@ def test_an_empty_schedule_is_an_empty_run(run: Run, tmp_path: Path) -> None:
 
 def test_three_hundred_at_once(run: Run, tmp_path: Path) -> None:
     """A burst: no limit on connections, each one under way at the same time, none lost."""
-    driven, server = run(Script([tokens(1, 1.0), *ending(1)]), tmp_path, every(0.0, 300))
+    driven, server = run(Script([tokens(1, 3.0), *ending(1)]), tmp_path, every(0.0, 300))
     assert driven.result.counts["completed"] == 300
     assert server.peak > 250
 

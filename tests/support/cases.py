@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from hypothesis import strategies as st
 
 from engines import queues, schedulers
-from engines.config import PREEMPTIONS, RESERVATIONS, SALTS, VICTIMS, ConfigError, EngineConfig
+from engines.config import PREEMPTIONS, READ_BY, RESERVATIONS, SALTS, VICTIMS, ConfigError, EngineConfig
 from engines.request import Refused, Request
 from harness.conf import choices, compose
 from tests.support.engine_driver import Driver
@@ -154,7 +154,7 @@ def random_case(
         changes["kv_reject_watermark"] = pick.one_of([None, 0.8])
     if pick.one_of(maybe) and scheduler.in_turn:
         changes["lanes"] = _lanes(pick)
-    config = EngineConfig.from_mapping({**preset(name), **changes, **fixed})
+    config = EngineConfig.from_mapping({**preset(name), **_read(name, changes | fixed)})
     usable = pick.one_of([whole, whole + whole // 3, whole + whole // 2, 3 * whole])
     return Case(
         config,
@@ -319,6 +319,15 @@ def check_answers(case: Case, driver: Driver, accepted: Mapping[int, Request]) -
         if reasons[seq_id] == "abort":
             assert record.abort_state in ("queued", "prefill", "decode", "preempted", "held")
             assert record.admitted_ns is not None or record.wasted_tokens == 0
+
+
+def _read(name: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Without the settings that the preset's scheduler does not read: it would refuse them."""
+    scheduler = preset(name)["scheduler"]
+    unread = {key for key, readers in READ_BY.items() if scheduler not in readers}
+    if name in ("sliced", "past_future"):
+        unread.add("reservation")
+    return {key: value for key, value in changes.items() if key not in unread}
 
 
 def quiet(case: Case) -> Case:

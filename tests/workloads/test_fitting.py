@@ -178,6 +178,20 @@ def test_sessions_are_found_with_their_lengths_and_reuse():
         assert own == sorted(own)
 
 
+def test_reuse_of_blocks_is_that_of_a_cache_that_is_filled_row_by_row():
+    rng = np.random.default_rng(7)
+    rows = [rng.integers(0, 12, rng.integers(0, 5)).tolist() for _ in range(300)]  # ids may repeat in a row
+    start = np.cumsum([0, *map(len, rows)])
+    made = trace(n=300, blocks=Blocks(start, np.array([i for r in rows for i in r]) << 60, 16))
+    found = measure_reuse(made)
+    cache = {}
+    for k, row in enumerate(rows):
+        hits = next((h for h, block in enumerate(row) if block not in cache), len(row))
+        assert found.tokens[k] == min(16 * hits, made.input_tokens[k])
+        assert found.lag[k] == (k - cache[row[hits - 1]] if hits else 0)
+        cache |= dict.fromkeys(row, k)
+
+
 def test_tenants_keep_their_shares():
     rng = np.random.default_rng(5)
     users = Texts.of(rng.choice(["a", "b", "c"], N, p=[0.6, 0.3, 0.1]).tolist())

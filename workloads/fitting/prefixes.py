@@ -63,24 +63,37 @@ def _points(share: np.ndarray) -> list[tuple[float, float]]:
 
 
 def _from_blocks(trace: Trace) -> Reuse:
+    """Ids are chained: whoever has one has all before it. In columns, since a trace may have 10^8 of them."""
     blocks = trace.blocks
     assert blocks is not None
-    last: dict[int, int] = {}
-    start, ids = blocks.start.tolist(), blocks.ids.tolist()
-    tokens = np.zeros(len(trace), dtype=np.int64)
+    counts = np.diff(blocks.start)
+    row = np.repeat(np.arange(len(trace), dtype=np.int32), counts)
+    before = _row_before(blocks.ids, row)
+    some = counts > 0
+    first = blocks.start[:-1][some]
+    at = np.arange(len(row))
+    at[before >= 0] = len(row)
+    found = np.zeros(len(trace), dtype=np.int64)
+    if len(first):
+        found[some] = np.minimum(np.minimum.reduceat(at, first) - first, counts[some])
     lag = np.zeros(len(trace), dtype=np.int64)
-    for i, prompt in enumerate(trace.input_tokens.tolist()):
-        mine = ids[start[i] : start[i + 1]]
-        found, holder = 0, -1
-        for block in mine:  # chained: whoever has this id has all before it
-            if block not in last:
-                break
-            found, holder = found + 1, last[block]
-        tokens[i] = min(found * blocks.tokens, prompt)
-        lag[i] = i - holder if found else 0
-        for block in mine:
-            last[block] = i
-    return Reuse(tokens, lag, "blocks")
+    hit = np.flatnonzero(found)
+    lag[hit] = hit - before[blocks.start[hit] + found[hit] - 1]
+    return Reuse(np.minimum(found * blocks.tokens, trace.input_tokens), lag, "blocks")
+
+
+def _row_before(ids: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """Of each id, the last earlier row that had it, -1: none; int32. row: of each id, int32, not falling."""
+    order = np.argsort(ids, kind="stable")  # by id, and of one id by row
+    rows = row[order]
+    new_id, new_row = np.ones(len(ids), dtype=bool), np.ones(len(ids), dtype=bool)
+    new_id[1:] = np.diff(ids[order]) != 0
+    new_row[1:] = new_id[1:] | (rows[1:] != rows[:-1])
+    begins = np.flatnonzero(new_row)  # of an id in a row
+    value = np.where(new_id[begins], -1, rows[begins - 1])
+    before = np.empty(len(ids), dtype=np.int32)
+    before[order] = np.repeat(value, np.diff(begins, append=len(ids)))
+    return before
 
 
 def _from_parts(prompts: Segments) -> Reuse:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workloads import recorded
 from workloads.columns import Texts
 from workloads.fitting.arrivals import index_of_dispersion
+from workloads.fitting.prefixes import measure_reuse
 from workloads.reuse import reused_tokens
 from workloads.schedule import Schedule
 from workloads.streams import stream
@@ -93,11 +93,7 @@ def of_schedule(schedule: Schedule, name: str) -> Traffic:
 
 
 def of_trace(trace: Trace, name: str) -> Traffic:
-    known = trace.parts is not None or trace.blocks is not None or trace.reused_tokens is not None
-    if trace.reused_tokens is not None:
-        reused = np.minimum(trace.reused_tokens, trace.input_tokens)
-    else:
-        reused = reused_tokens(recorded.segments(trace, "trace", 1.0)) if known else None
+    reuse = measure_reuse(trace)
     tick = trace.tick_s()
     codes = None if trace.session is None else trace.session.codes[trace.session.codes >= 0]
     turns = None if codes is None or not len(codes) else np.unique(codes, return_counts=True)[1]
@@ -106,7 +102,7 @@ def of_trace(trace: Trace, name: str) -> Traffic:
         times_s=None if trace.time_ns is None else trace.spread(stream(0, "ticks")).times_s(),
         prompts=trace.input_tokens,
         answers=trace.output_tokens,
-        reused=reused,
+        reused=None if reuse is None else reuse.tokens,
         turns=turns,
         think_s=None if trace.think_s is None else _some(trace.think_s),
         tenants=None if trace.user is None else _volumes(trace.user),

@@ -36,7 +36,8 @@ def server_of(preset: str, **changes: Any) -> LiveServer:
     made = OmegaConf.to_container(compose([f"engine={preset}"]).engine, resolve=True)
     assert isinstance(made, dict)
     made |= {"max_model_len": 512, "block_size": 4, "num_kv_blocks": 600, "max_num_seqs": 4}
-    made |= {"prefill_chunk_size": 32, **changes}
+    made |= {"prefill_chunk_size": 32} if made["scheduler"] == "chunked" else {}
+    made |= changes
     EngineConfig.from_mapping({str(key): value for key, value in made.items()})
     made.pop("kind")
     return LiveServer(gated=True, **made)
