@@ -62,7 +62,7 @@ class Pages:
             page.on("console", lambda m: self.problems.append(m.text) if m.type == "error" else None)
             page.on("request", lambda r: self.asked.append(r.url))
             page.goto(file.as_uri())
-            page.wait_for_selector("body[data-ready=yes]")
+            page.wait_for_selector("body[data-ready=yes]", timeout=120_000)
             self.pages[file, width, scheme] = page
         page.bring_to_front()
         page.click("#tabs a[href='#overview']")
