@@ -72,7 +72,7 @@ The last line that a run prints is `results: <folder>`.
 
 COMMANDS = {
     "harness.compare": "arms in interleaved rounds on warm servers: who wins on what, with intervals",
-    "harness.gate": "hold a run against a committed baseline",
+    "harness.gate": "has it become worse? against a baseline, constants or another git revision",
     "harness.capacity": "the highest rate within an SLO, crossover of two engines, cost of a million tokens",
     "harness.comparison": "runs side by side, ratios to the first",
     "harness.dashboard": "one HTML page for runs; --serve DIR lists all, live; --export DIR: PNG or SVG",

@@ -38,7 +38,7 @@ options
   -h, --help   print this and stop
 
 settings, beside those of a run (`python -m harness --help`)
-  engines=[a,b,c]              one after the other instead of engine=
+  engines=[a,b,c]              several, whose probes take turns
   slo.ttft_ms slo.tpot_ms      limits of each request; slo.attainment (0.99): the share that keeps both
   capacity.queue_delay_p50_ms  limit of the median time in the queue (2000; null: none)
   capacity.itl_p99_ms          limit of the p99 gap between tokens (null: none)

@@ -23,6 +23,7 @@ from harness.conf import UsageError
 from harness.gate.outcome import PASS, REGRESSION
 from harness.gate.revision import Tree, head_tree
 from harness.gate.rounds import environment
+from harness.interrupt import Interruption
 
 OVERRIDES = ("+workload=rag", "+engine=continuous", "load=closed", "load.concurrency=4", "load.requests=24")
 SOURCE = Path("engines") / "engine.py"
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = args.o.resolve()
     output.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="batchmark-prove-") as folder:
+    with Interruption(), tempfile.TemporaryDirectory(prefix="batchmark-prove-") as folder:
         trees = clones(Path(folder), args.slow)
         for number in range(args.times):
             for kind in KINDS:

@@ -27,6 +27,8 @@ def test_the_soak_is_ten_thousand_short_requests_of_which_a_third_mean_to_leave(
 @pytest.mark.parametrize("engine", ["static", "continuous", "chunked", "sliced"])
 def test_every_request_is_accounted_for_and_nothing_is_left_in_the_engine(tmp_path, engine):
     args = ("+experiment=soak", f"+engine={engine}", "load.requests=150", "workload.rate=80")
+    if engine == "chunked":
+        args += ("engine.prefill_chunk_size=4",)
     code, out, stderr = harness(tmp_path, *args)
     run_dir = results(out)
     figures = summary(run_dir)
