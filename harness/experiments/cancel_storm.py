@@ -1,6 +1,6 @@
 """A wave of users hangs up: who gets their seats and their KV, and when?
 
-28 ask at once, 16 get a seat, and half of all leave 0.6 s later. Iteration-level scheduling gives back seat
+28 ask at once, 16 get a seat, and half of all leave 0.15 s later. Iteration-level scheduling gives back seat
 and KV before the next pass, and whoever waits takes them. A static batch computes on for nobody until its
 longest answer ends, since its shape is fixed. No published benchmark shows this. Each engine plays the same
 schedule with the wave and with the same users staying.
