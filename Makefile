@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 # Processes that share the tests which need no machine to themselves (tests/conftest.py says which those are).
-JOBS   ?= 1
+JOBS   ?= 2
 # Where torch comes from, when the default index is not wanted: the URL of a CPU or CUDA wheel index,
 # as the install page of pytorch.org names it. Empty means pip's own configuration.
 TORCH_INDEX ?=
