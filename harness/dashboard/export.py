@@ -43,7 +43,10 @@ TO_SVG = (
     "([id, width, height]) => Plotly.toImage(document.getElementById(id), {format: 'svg', width, height})"
 )
 KEY = """id => document.getElementById(id).data.filter(t => t.name && t.showlegend !== false)
-  .map(t => [t.name, [t.line?.color, t.marker?.color].find(c => typeof c === "string") || "#999999"])"""
+  .map(t => [t.name, [t.line?.color, t.marker?.color].find(c => typeof c === "string") || "#999999",
+    t.line?.dash || "solid"])"""
+STROKES = {"dash": "5 3", "dot": "2 2.5", "dashdot": "6 2 2 2", "longdash": "8 3", "longdashdot": "8 2 2 2"}
+"""Plotly's names of broken lines, as they are drawn in the key."""
 
 
 class ExportError(Exception):
@@ -148,19 +151,19 @@ class _Plot:
         self.figure = figure
         self.width = width / SCALE
         self.title = textwrap.wrap(title_of(figure), max(20, int(self.width / 8.5)))
-        self.key: list[tuple[float, int, str, str]] = []  # x, line, name, colour
+        self.key: list[tuple[float, int, str, str, str]] = []  # x, line, name, colour, dash
         self.plot_height = float(figure["layout"].get("height") or PLOT_HEIGHT)
         self._asked = None if height is None else height / SCALE
 
     def set_key(self, entries: Sequence[Sequence[str]]) -> None:
-        """(name, colour) of each trace. A key of our own: Plotly's would scroll where it is long."""
-        known = list(dict.fromkeys((str(name), str(colour)) for name, colour in entries))
+        """(name, colour, dash) of each trace. A key of our own: Plotly's would scroll where it is long."""
+        known = list(dict.fromkeys((str(name), str(colour), str(dash)) for name, colour, dash in entries))
         x, line = float(LEFT), 0
-        for name, colour in known if len(known) > 1 else ():
+        for name, colour, dash in known if len(known) > 1 else ():
             needed = 20 + 6.6 * len(name)
             if x > LEFT and x + needed > self.width - LEFT:
                 x, line = float(LEFT), line + 1
-            self.key.append((x, line, name, colour))
+            self.key.append((x, line, name, colour, dash))
             x += needed + 14
         if self._asked is not None:
             self.plot_height = max(100.0, self._asked - self.head)
@@ -182,11 +185,16 @@ class _Plot:
             f'font-weight="600" {FONT}>{escape(line)}</text>'
             for number, line in enumerate(self.title)
         ]
-        for x, line, name, colour in self.key:
+        for x, line, name, colour, dash in self.key:
             y = TITLE_LINE * len(self.title) + KEY_LINE * (line + 1) + 2
+            mark = (
+                f'<path d="M{x - 2:g} {y - 4}h18" stroke-width="3" stroke={quoteattr(colour)} '
+                f'stroke-dasharray="{STROKES[dash]}"/>'
+                if dash in STROKES
+                else f'<rect x="{x:g}" y="{y - 10}" width="12" height="12" rx="3" fill={quoteattr(colour)}/>'
+            )
             parts.append(
-                f'<rect x="{x:g}" y="{y - 10}" width="12" height="12" rx="3" fill={quoteattr(colour)}/>'
-                f'<text x="{x + 18:g}" y="{y}" fill="{ink}" font-size="12" {FONT}>{escape(name)}</text>'
+                f'{mark}<text x="{x + 18:g}" y="{y}" fill="{ink}" font-size="12" {FONT}>{escape(name)}</text>'
             )
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {self._size(SCALE)} '

@@ -31,20 +31,27 @@ REAL_RATES = {"dynamic": (0.1, 0.25, 0.5, 1.0, 2.0), "orca": (0.5, 2.0, 4.0, 6.0
 SMOKE_RATES = {"dynamic": (1.0, 4.0), "orca": (2.0, 16.0)}
 
 
-def rate_at(curve: Sequence[tuple[float, float]], limit: float) -> float | None:
-    """The rate at which a rising curve of (rate, latency) crosses a limit, between its points; None: it is
-    above from the beginning, or never reaches it."""
+def rate_at(curve: Sequence[tuple[float, float]], limit: float) -> tuple[float, str]:
+    """(rate, mark): where a rising curve of (rate, latency) crosses a limit, between its points; mark "<": it
+    is above from the first point on, ">": it never reaches it."""
+    if curve[0][1] > limit:
+        return curve[0][0], "<"
     for (x0, y0), (x1, y1) in pairwise(curve):
         if y0 <= limit < y1:
-            return x0 + (x1 - x0) * (limit - y0) / (y1 - y0)
-    return None
+            return x0 + (x1 - x0) * (limit - y0) / (y1 - y0), ""
+    return curve[-1][0], ">"
+
+
+def times_as_much(orca: tuple[float, str], static: tuple[float, str]) -> tuple[float, str]:
+    """(ratio of the rates, mark): "" exact, ">" at least, "<" at most, "?" a guess, since both are open."""
+    towards = {orca[1], {"<": ">", ">": "<", "": ""}[static[1]]} - {""}
+    return orca[0] / static[0], "?" if len(towards) > 1 else (towards or {""}).pop()
 
 
 def run(bench: Bench) -> Findings:
     rates = SMOKE_RATES if bench.smoke else REAL_RATES if bench.real else RATES
     idle = median([outcome(p) for p in bench.play("engine=orca", "workload.rate=0.5", "load.requests=10")])
-    floor = idle.normalized_mean_ms
-    unit = 1e3 / (64.5 * floor) if bench.real and not bench.smoke else 1.0
+    unit = 1e3 / (64.5 * idle.normalized_mean_ms) if bench.real and not bench.smoke else 1.0
     curves: dict[str, list[tuple[float, float]]] = {}
     outcomes: dict[str, Outcome] = {}
     last = None
@@ -68,20 +75,20 @@ def run(bench: Bench) -> Findings:
             found = outcomes[f"{engine}, {rate:.3g}/s"] = outcome(last)
             curves[engine].append((rate, found.normalized_mean_ms))
     assert last is not None
+    # A machine that sleeps between two requests is slower than one with a little to do.
+    floor = min(idle.normalized_mean_ms, *(latency for _, latency in curves["orca"]))
     rows, ratio = [], {}
     for times in LIMITS:
         static, orca = (rate_at(curves[engine], times * floor) for engine in ("dynamic", "orca"))
-        below = curves["dynamic"][0][0]
-        ratio[times] = (orca or 0.0) / (static or below)
-        text = "–" if orca is None else f"{'> ' if static is None else ''}{ratio[times]:.1f}"
+        ratio[times] = times_as_much(orca, static)
         rows.append(
             [
                 f"{times:g} x idle, {times * floor:.1f} ms a token",
-                number(static or below) if static else f"< {below:g}",
-                number(orca) if orca else "–",
-                text,
+                *(f"{mark} {number(rate)}".strip() for rate, mark in (static, orca)),
+                f"{ratio[times][1]} {ratio[times][0]:.1f}".strip(),
             ]
         )
+    (near, near_mark), (far, far_mark) = ratio[LIMITS[0]], ratio[LIMITS[-1]]
     return Findings(
         claims=[
             Claim(
@@ -89,13 +96,13 @@ def run(bench: Bench) -> Findings:
                 "36.9 x at 190 ms a token (GPT-3 175B, 16 A100); 55.4 x (1.3B) and 26.1 x (345M) at 11 ms "
                 "(A10G)",
                 f"{rows[0][3]} x at {LIMITS[0]:g} x idle",
-                ratio[LIMITS[0]] > 10,
+                near > 10 and near_mark in ("", ">"),
             ),
             Claim(
                 "it shrinks as the limit is relaxed",
                 "not published: each source has one limit",
                 ", ".join(f"{row[3]} x at {times:g} x" for times, row in zip(LIMITS, rows, strict=True)),
-                ratio[LIMITS[0]] > ratio[LIMITS[-1]] > 1,
+                near > far > 1 and near_mark in ("", ">") and far_mark in ("", "<"),
             ),
         ],
         because=(
@@ -150,6 +157,6 @@ EXPERIMENT = Experiment(
     published="36.9 x the rate of FasterTransformer at 190 ms a token (175B); 55.4 x (1.3B) and 26.1 x "
     "(345M) at 11 ms",
     run=run,
-    real=True,
-    minutes=3,
+    real=False,
+    minutes=0.5,
 )

@@ -194,9 +194,18 @@ def test_the_slot_factor_of_static_batches_is_what_their_lengths_say():
 
 def test_a_rate_at_a_limit_lies_between_the_points_of_a_curve():
     curve = [(1.0, 10.0), (2.0, 20.0), (4.0, 20.0), (8.0, 60.0)]
-    assert orca_latency.rate_at(curve, 15.0) == 1.5
-    assert orca_latency.rate_at(curve, 40.0) == 6.0
-    assert orca_latency.rate_at(curve, 9.0) is orca_latency.rate_at(curve, 61.0) is None
+    assert orca_latency.rate_at(curve, 15.0) == (1.5, "")
+    assert orca_latency.rate_at(curve, 40.0) == (6.0, "")
+    assert orca_latency.rate_at(curve, 9.0) == (1.0, "<")
+    assert orca_latency.rate_at(curve, 61.0) == (8.0, ">")
+
+
+def test_a_ratio_of_rates_says_when_it_is_a_bound():
+    assert orca_latency.times_as_much((6.0, ""), (1.5, "")) == (4.0, "")
+    assert orca_latency.times_as_much((6.0, ""), (1.5, "<")) == (4.0, ">")
+    assert orca_latency.times_as_much((6.0, ">"), (1.5, "")) == (4.0, ">")
+    assert orca_latency.times_as_much((6.0, ""), (1.5, ">")) == (4.0, "<")
+    assert orca_latency.times_as_much((6.0, ">"), (1.5, ">")) == (4.0, "?")
 
 
 # -- the committed configurations --
