@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ import yaml
 from harness.conf import compose
 from harness.gate import INCONCLUSIVE, INVALID, PASS, REGRESSION
 from harness.gate.command import parser
+from tests.support import revisions
 from tests.support.gated import gated, of_another
 
 ROOT = Path(__file__).parents[2]
@@ -87,13 +89,17 @@ def test_the_traffic_of_a_pull_request_is_what_the_gate_takes(system: str) -> No
 
 @pytest.mark.e2e
 def test_the_job_of_a_pull_request_measures_two_revisions(tmp_path: Path) -> None:
-    """Its own line in a clone, whose head has one commit more than its base, with real servers; smaller."""
+    """Its own line in a repository whose head has one commit more than its base, with real servers; smaller.
+    Made of the sources, since a checkout for tests may be shallow or without its history."""
     clone, script = tmp_path / "clone", AGAINST_BASE["github"][0]
-    subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, clone], check=True)
-    base = subprocess.check_output(["git", "-C", clone, "rev-parse", "HEAD"], text=True).strip()
-    (clone / "README.md").write_text("changed\n")
-    who = ["-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", "-C", clone, *who, "commit", "--quiet", "--all", "-m", "changed"], check=True)
+    for package in ("engines", "harness", "kernels", "workloads"):
+        shutil.copytree(ROOT / package, clone / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", ".gitignore"):
+        shutil.copy(ROOT / name, clone / name)
+    revisions.git(clone, "init", "--quiet", "--initial-branch=main")
+    revisions.commit(clone)
+    base = revisions.git(clone, "rev-parse", "HEAD").strip()
+    revisions.commit(clone, says="changed")
     python = clone / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
