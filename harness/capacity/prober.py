@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,20 +54,20 @@ class Seen:
         return None if value is None else float(value)
 
 
-class Prober:
+class Prober(ABC):
     """One engine that can be measured again and again. cfg: of a run of it."""
 
     def __init__(self, cfg: DictConfig, limits: Limits) -> None:
         self.cfg = cfg
         self.limits = limits
 
+    @abstractmethod
     def saturate(self, requests: int) -> float:
         """Requests/s when the engine never waits for work. Raises ProbeError and Interrupted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def measure(self, cfg: DictConfig) -> Seen:
         """One pass with the traffic of cfg. Raises ProbeError and Interrupted."""
-        raise NotImplementedError
 
     def probe(self, rate: float, repeat: int, requests: int) -> Point:
         began = time.monotonic()
