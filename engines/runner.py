@@ -116,7 +116,13 @@ class ModelRunner:
         self._backend = get_backend(attention, device, dtype)
         caches = [
             allocate_kv(
-                self.num_kv_blocks, engine.block_size, config.kv_heads, config.head_dim, dtype, device
+                self.num_kv_blocks,
+                engine.block_size,
+                config.kv_heads,
+                config.head_dim,
+                dtype,
+                device,
+                self._backend,
             )
             for _ in range(config.layers)
         ]

@@ -19,7 +19,7 @@ from kernels.reference import TorchBackend  # noqa: E402
 from kernels.varlen import VarlenBackend  # noqa: E402
 from kernels.varlen import unusable as varlen_unusable  # noqa: E402
 
-__all__ = ["BACKENDS", "AttentionBackend", "allocate_kv", "get_backend"]
+__all__ = ["BACKENDS", "AttentionBackend", "allocate_kv", "get_backend", "kv_shapes"]
 
 BACKENDS = ("auto", "cpp", "triton", "varlen", "torch")
 
@@ -55,6 +55,22 @@ def get_backend(
     return TorchBackend()
 
 
+def kv_shapes(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    backend: AttentionBackend | None = None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of one layer's keys and values, as the backend wants them; plain without one (kernels.interface)."""
+    key: tuple[int, ...] = (head_dim, block_size)
+    value: tuple[int, ...] = (block_size, head_dim)
+    if backend is not None and backend.pairs(dtype, head_dim, block_size):
+        key, value = (head_dim // 2, block_size, 2), (block_size // 2, head_dim, 2)
+    return (num_blocks, num_kv_heads, *key), (num_blocks, num_kv_heads, *value)
+
+
 def allocate_kv(
     num_blocks: int,
     block_size: int,
@@ -62,12 +78,13 @@ def allocate_kv(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device | str,
+    backend: AttentionBackend | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One layer's caches: keys [N, Hk, D, bs] and values [N, Hk, bs, D].
+    """One layer's caches of keys and values, of kv_shapes.
 
     Zero-filled, because pad rows read block 0, which nothing writes: their outputs must stay finite."""
-    k_cache = torch.empty(num_blocks, num_kv_heads, head_dim, block_size, dtype=dtype, device=device)
-    v_cache = torch.empty(num_blocks, num_kv_heads, block_size, head_dim, dtype=dtype, device=device)
+    shapes = kv_shapes(num_blocks, block_size, num_kv_heads, head_dim, dtype, backend)
+    k_cache, v_cache = (torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
     for cache in (k_cache, v_cache):
         if cache.is_cpu:
             advise_huge_pages(cache)

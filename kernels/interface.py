@@ -4,9 +4,12 @@ functions over one cache layout, so that they can be swapped for and compared wi
 Shapes: T tokens of this iteration, S rows, Hq query heads, Hk key/value heads (Hq % Hk == 0), D head size,
 bs tokens in a block, N blocks.
 
-Cache layout (all backends):
+Cache layout:
     k_cache [N, Hk, D, bs]   column-major inside a block: one load reads the same component of bs neighbours
     v_cache [N, Hk, bs, D]
+A backend that pairs keeps neighbours along the sum side by side, as matrix units want them:
+    k_cache [N, Hk, D/2, bs, 2]
+    v_cache [N, Hk, bs/2, D, 2]
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ import torch
 
 class AttentionBackend(Protocol):
     name: str
+
+    def pairs(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
+        """Whether its caches are the paired ones. Those that do read both."""
 
     def write_kv(
         self,

@@ -18,6 +18,9 @@ class TorchBackend:
 
     name = "torch"
 
+    def pairs(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
+        return False
+
     def write_kv(
         self,
         k: torch.Tensor,

@@ -35,6 +35,9 @@ class VarlenBackend:
 
     name = "varlen"
 
+    def pairs(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
+        return False
+
     def write_kv(
         self,
         k: torch.Tensor,

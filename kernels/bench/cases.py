@@ -128,12 +128,16 @@ class Pool:
 
 def paged(backend: AttentionBackend, pool: Pool, case: Case) -> list[Callable[[], object]]:
     """One call for each batch that the pool holds."""
-    q, (k_cache, v_cache) = pool.queries(case), pool.caches
+    q, shape = pool.queries(case), pool.shape
+    shapes = kernels.kv_shapes(
+        1 + pool.blocks, pool.block_size, shape.kv_heads, shape.dim, pool.dtype, backend
+    )
+    k_cache, v_cache = (cache.view(own) for cache, own in zip(pool.caches, shapes, strict=True))
     queries = [n for n, _ in case.rows]
     out = torch.empty_like(q)
     cu_q = torch.tensor([0, *queries]).cumsum(0).int().to(pool.device)
     kv_len = torch.tensor([length for _, length in case.rows]).int().to(pool.device)
-    scale, longest = pool.shape.dim**-0.5, max(queries)
+    scale, longest = shape.dim**-0.5, max(queries)
 
     def call(table: torch.Tensor) -> Callable[[], torch.Tensor]:
         def run() -> torch.Tensor:

@@ -1,6 +1,6 @@
 // Causal paged attention over a ragged batch, and the write of new keys and values into the cache.
 //
-// Layout (kernels/interface.py): k_cache [N, Hk, D, bs], v_cache [N, Hk, bs, D]. A row of work is one (query, head);
+// Layout of the caches: layout.h. A row of work is one (query, head);
 // the heads that share a key/value head are packed as neighbouring rows. Work items are (sequence, key/value head,
 // block of queries), taken largest first from an atomic counter.
 //
@@ -17,7 +17,6 @@
 #include <optional>
 #include <type_traits>
 
-#include "rows_few.h"
 #include "rows_matrix.h"
 #include "rows_vector.h"
 
@@ -147,8 +146,9 @@ struct Range {
 
 // Returns the item that comes after this one: it is taken when the last tile is begun, so that its first tile can be
 // fetched meanwhile, and not before, so that no thread keeps it from another.
-template <class T, class F>
+template <class T>
 const Item* run_item(const Problem& p, const Item& item, const Plan& plan, Queue& queue, Arena& arena) {
+    using F = Form<T>;
     const Range range(p, item);
     const Rows rows{item.count * p.group(), p.group(), range.position};
     const int padded = p.padded_dim();
@@ -196,51 +196,11 @@ const Item* run_item(const Problem& p, const Item& item, const Plan& plan, Queue
     return after;
 }
 
-#ifdef __AMX_BF16__
-// Whether a row has the same bits in tiles as in vectors on this processor.
-bool forms_agree() {
-    constexpr int HEADS = 4, KEYS = 150, DIM = 96;
-    constexpr int32_t cu_q[] = {0, 1}, kv_len[] = {KEYS}, table[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
-    std::vector<bf16> q(HEADS * DIM), k(160 * DIM), v(160 * DIM), out[2] = {q, q};
-    uint32_t random = 1;
-    for (std::vector<bf16>* x : {&q, &k, &v})
-        for (bf16& value : *x) {
-            random = random * 1664525 + 1013904223;
-            value.bits = random >> 16 & 0x81ff;            // a sign, and a number below 2^-123, or
-            if (random >> 8 & 63) value.bits |= 0x3e00;    // mostly, one between 1/8 and 2
-        }
-    Arena arena;
-    const Plan plan{{}, {}, 1};
-    MatrixRows::Mode mode;
-    for (int form = 0; form < 2; form++) {
-        const Problem p{q.data(), k.data(), v.data(), out[form].data(), 0, 0, 10, cu_q, kv_len, table,
-                        HEADS, 1, DIM, 16, 0.1f, 0};
-        Queue queue(plan);
-        const Item item{1, 0, 0, 0, 1, -1, 0};
-        form ? run_item<bf16, FewRows>(p, item, plan, queue, arena)
-             : run_item<bf16, MatrixRows>(p, item, plan, queue, arena);
-    }
-    return std::memcmp(out[0].data(), out[1].data(), HEADS * DIM * 2) == 0;
-}
-#endif
-
 template <class T>
 void work(const Problem& p, const Plan& plan, Queue& queue) {
     thread_local Arena arena;
     typename Form<T>::Mode mode;
-#ifdef __AMX_BF16__
-    static const bool agree = forms_agree();
-#endif
-    for (const Item* item = queue.take(); item;) {
-#ifdef __AMX_BF16__
-        if constexpr (std::is_same_v<T, bf16>)
-            if (agree && FewRows::suits(p, item->count * p.group())) {
-                item = run_item<T, FewRows>(p, *item, plan, queue, arena);
-                continue;
-            }
-#endif
-        item = run_item<T, Form<T>>(p, *item, plan, queue, arena);
-    }
+    for (const Item* item = queue.take(); item;) item = run_item<T>(p, *item, plan, queue, arena);
 }
 
 template <class T>
@@ -254,14 +214,14 @@ void run(const Problem& p, int sequences, int threads) {
 
 template <class T>
 int write(const T* k, int64_t k_stride, const T* v, int64_t v_stride, T* k_cache, T* v_cache, const int64_t* slot,
-          int64_t tokens, int heads, int dim, int bs) {
+          int64_t tokens, int heads, const Layout& layout) {
     for (int64_t t = 0; t < tokens; t++) {
         if (slot[t] < 0) continue;
-        const int64_t block = slot[t] / bs, offset = slot[t] % bs;
+        const int64_t block = slot[t] / layout.block_size, offset = slot[t] % layout.block_size;
         for (int h = 0; h < heads; h++) {
-            const int64_t base = (block * heads + h) * dim * bs;
-            for (int d = 0; d < dim; d++) k_cache[base + int64_t(d) * bs + offset] = k[t * k_stride + h * dim + d];
-            std::memcpy(v_cache + base + offset * dim, v + t * v_stride + h * dim, dim * sizeof(T));
+            const int64_t base = (block * heads + h) * layout.size();
+            layout.put(k + t * k_stride + h * layout.dim, v + t * v_stride + h * layout.dim, int(offset),
+                       k_cache + base, v_cache + base);
         }
     }
     return OK;
@@ -274,14 +234,15 @@ extern "C" {
 // Whether this process may use the instructions that the library was compiled for, beyond what the CPU's flags say.
 int bm_supported() { return may_use_tiles() ? 0 : 1; }
 
-// Strides in elements. is_bf16: q, caches and out are bfloat16, else float32. window 0: none. Returns a Status.
+// Strides in elements. is_bf16: q, caches and out are bfloat16, else float32. paired: layout.h. window 0: none. Returns
+// a Status.
 int bm_paged_attention(int is_bf16, const void* q, int64_t q_stride, const void* k_cache, const void* v_cache,
                        const int32_t* cu_q, const int32_t* kv_len, const int32_t* table, int32_t table_width,
                        void* out, int64_t out_stride, int32_t tokens, int32_t sequences,
                        int32_t heads, int32_t kv_heads, int32_t dim, int32_t block_size, int32_t num_blocks,
-                       float scale, int32_t window, int32_t threads) {
+                       float scale, int32_t window, int32_t paired, int32_t threads) {
     Problem p{q,   k_cache, v_cache, out,   q_stride, out_stride, table_width, cu_q,
-              kv_len, table, heads,   kv_heads, dim,  block_size, scale, window};
+              kv_len, table, heads,   kv_heads, dim,  block_size, scale, window, {dim, block_size, paired != 0}};
     if (cu_q[0] != 0 || cu_q[sequences] != tokens) return BAD_CU_Q;
     try {
         for (int s = 0; s < sequences; s++) {
@@ -303,13 +264,14 @@ int bm_paged_attention(int is_bf16, const void* q, int64_t q_stride, const void*
 
 int bm_write_kv(int is_bf16, const void* k, int64_t k_stride, const void* v, int64_t v_stride, void* k_cache,
                 void* v_cache, const int64_t* slot, int64_t tokens, int32_t kv_heads, int32_t dim, int32_t block_size,
-                int64_t num_blocks) {
+                int64_t num_blocks, int32_t paired) {
+    const Layout layout{dim, block_size, paired != 0};
     for (int64_t t = 0; t < tokens; t++)
         if (slot[t] >= num_blocks * block_size) return BAD_SLOT;
     if (is_bf16)
         return write(static_cast<const bf16*>(k), k_stride, static_cast<const bf16*>(v), v_stride,
-                     static_cast<bf16*>(k_cache), static_cast<bf16*>(v_cache), slot, tokens, kv_heads, dim, block_size);
+                     static_cast<bf16*>(k_cache), static_cast<bf16*>(v_cache), slot, tokens, kv_heads, layout);
     return write(static_cast<const float*>(k), k_stride, static_cast<const float*>(v), v_stride,
-                 static_cast<float*>(k_cache), static_cast<float*>(v_cache), slot, tokens, kv_heads, dim, block_size);
+                 static_cast<float*>(k_cache), static_cast<float*>(v_cache), slot, tokens, kv_heads, layout);
 }
 }

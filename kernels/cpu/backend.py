@@ -9,6 +9,8 @@ import torch
 
 from kernels.cpu.library import DTYPES, best, load
 
+VECTOR = 16
+"""Elements that the widest vector holds: heads and blocks of whole vectors are read as they lie in a paired cache."""
 ERRORS = {
     1: "cu_q must rise from 0 to the number of tokens",
     2: "block_table names a block outside the cache, or is too short for kv_len",
@@ -31,6 +33,9 @@ class CppBackend:
         self._write = compiled.functions.bm_write_kv
         self._attend = compiled.functions.bm_paged_attention
 
+    def pairs(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
+        return dtype is torch.bfloat16 and head_dim % VECTOR == 0 and block_size % VECTOR == 0
+
     def write_kv(
         self,
         k: torch.Tensor,
@@ -40,7 +45,7 @@ class CppBackend:
         slot: torch.Tensor,
     ) -> None:
         """Store keys and values [T, Hk, D] into slots [T]; a negative slot is skipped. Raises ValueError."""
-        blocks, heads, dim, block_size = check_caches(k_cache, v_cache)
+        blocks, heads, dim, block_size, paired = check_caches(k_cache, v_cache)
         dtype, tokens = k_cache.dtype, k.shape[0]
         k_stride = check_heads("k", k, dtype, tokens, heads, dim)
         v_stride = check_heads("v", v, dtype, tokens, heads, dim)
@@ -59,6 +64,7 @@ class CppBackend:
             dim,
             block_size,
             blocks,
+            paired,
         )
         if status:
             raise ValueError(ERRORS[status])
@@ -79,7 +85,7 @@ class CppBackend:
     ) -> None:
         """Causal attention over the paged cache, written into out. Raises ValueError before any read out of
         bounds."""
-        blocks, kv_heads, dim, block_size = check_caches(k_cache, v_cache)
+        blocks, kv_heads, dim, block_size, paired = check_caches(k_cache, v_cache)
         dtype = k_cache.dtype
         tokens, heads, _ = q.shape
         if heads % kv_heads:
@@ -114,30 +120,39 @@ class CppBackend:
             blocks,
             scale,
             min(window, 2**31 - 1),
+            paired,
             torch.get_num_threads(),
         )
         if status:
             raise ValueError(ERRORS[status])
 
 
-def check_caches(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int, int, int, int]:
-    """(N, Hk, D, bs) of a layer's caches. Raises ValueError."""
-    blocks, heads, dim, block_size = k_cache.shape
-    dtype = k_cache.dtype
+def check_caches(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int, int, int, int, bool]:
+    """(N, Hk, D, bs, paired) of a layer's caches. Raises ValueError."""
+    dtype, paired = k_cache.dtype, k_cache.dim() == 5
+    if paired:
+        blocks, heads, pairs, block_size, two = k_cache.shape
+        dim, values = 2 * pairs, (blocks, heads, block_size // 2, 2 * pairs, 2)
+        usual = two == 2 and dtype is torch.bfloat16 and dim % VECTOR == block_size % VECTOR == 0
+    else:
+        blocks, heads, dim, block_size = k_cache.shape
+        values, usual = (blocks, heads, block_size, dim), True
     if not (
-        dtype in DTYPES
+        usual
+        and dtype in DTYPES
         and v_cache.dtype is dtype
-        and v_cache.shape == (blocks, heads, block_size, dim)
+        and v_cache.shape == values
         and k_cache.is_contiguous()
         and v_cache.is_contiguous()
         and k_cache.is_cpu
         and v_cache.is_cpu
     ):
         raise ValueError(
-            "caches: need contiguous float32 or bfloat16 [N, Hk, D, bs] and [N, Hk, bs, D] on the CPU; got "
-            f"{dtype} {tuple(k_cache.shape)} and {v_cache.dtype} {tuple(v_cache.shape)} on {k_cache.device}"
+            "caches: need contiguous float32 or bfloat16 [N, Hk, D, bs] and [N, Hk, bs, D] on the CPU, or paired "
+            f"bfloat16; got {dtype} {tuple(k_cache.shape)} and {v_cache.dtype} {tuple(v_cache.shape)} on "
+            f"{k_cache.device}"
         )
-    return blocks, heads, dim, block_size
+    return blocks, heads, dim, block_size, paired
 
 
 def check_heads(name: str, x: torch.Tensor, dtype: torch.dtype, tokens: int, heads: int, dim: int) -> int:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "layout.h"
 #include "simd.h"
 
 namespace {
@@ -79,7 +80,8 @@ void rotate(T* x, const float* cos, const float* sin, int dim) {
 template <class T>
 void rope_write(T* q, int64_t q_stride, T* k, int64_t k_stride, const T* v, int64_t v_stride, const float* cos,
                 const float* sin, const int64_t* positions, T* k_cache, T* v_cache, const int64_t* slot, int64_t tokens,
-                int heads, int kv_heads, int dim, int bs, int threads) {
+                int heads, int kv_heads, const Layout& layout, int threads) {
+    const int dim = layout.dim, bs = layout.block_size;
     for_rows(tokens, int64_t(heads + kv_heads) * dim, threads, [=](int64_t t) {
         const float *c = cos + positions[t] * dim, *s = sin + positions[t] * dim;
         for (int h = 0; h < heads; h++) rotate(q + t * q_stride + h * dim, c, s, dim);
@@ -87,9 +89,8 @@ void rope_write(T* q, int64_t q_stride, T* k, int64_t k_stride, const T* v, int6
             T* key = k + t * k_stride + h * dim;
             rotate(key, c, s, dim);
             if (slot[t] < 0) continue;
-            const int64_t base = (slot[t] / bs * kv_heads + h) * dim * bs, offset = slot[t] % bs;
-            for (int d = 0; d < dim; d++) k_cache[base + int64_t(d) * bs + offset] = key[d];
-            std::memcpy(v_cache + base + offset * dim, v + t * v_stride + h * dim, dim * sizeof(T));
+            const int64_t base = (slot[t] / bs * kv_heads + h) * layout.size();
+            layout.put(key, v + t * v_stride + h * dim, int(slot[t] % bs), k_cache + base, v_cache + base);
         }
     });
 }
@@ -185,7 +186,8 @@ int bm_rms_norm(int is_bf16, const void* x, int64_t x_row, int64_t x_head, void*
 int bm_rope_write_kv(int is_bf16, void* q, int64_t q_stride, void* k, int64_t k_stride, const void* v,
                      int64_t v_stride, const float* cos, const float* sin, int64_t max_pos, const int64_t* positions,
                      void* k_cache, void* v_cache, const int64_t* slot, int64_t tokens, int32_t heads,
-                     int32_t kv_heads, int32_t dim, int32_t block_size, int64_t num_blocks, int32_t threads) {
+                     int32_t kv_heads, int32_t dim, int32_t block_size, int64_t num_blocks, int32_t paired,
+                     int32_t threads) {
     for (int64_t t = 0; t < tokens; t++) {
         if (slot[t] >= num_blocks * block_size) return 4;
         if (positions[t] < 0 || positions[t] >= max_pos) return 5;
@@ -194,7 +196,7 @@ int bm_rope_write_kv(int is_bf16, void* q, int64_t q_stride, void* k, int64_t k_
         using T = decltype(type);
         rope_write(static_cast<T*>(q), q_stride, static_cast<T*>(k), k_stride, static_cast<const T*>(v), v_stride, cos,
                    sin, positions, static_cast<T*>(k_cache), static_cast<T*>(v_cache), slot, tokens, heads, kv_heads,
-                   dim, block_size, threads);
+                   {dim, block_size, paired != 0}, threads);
     };
     is_bf16 ? run(bf16{}) : run(float{});
     return 0;

@@ -18,16 +18,16 @@ _int, _i32, _i64, _f32, _ptr = ctypes.c_int, ctypes.c_int32, ctypes.c_int64, cty
 _SIGNATURES = {
     "bm_paged_attention": [_int, _ptr, _i64, _ptr, _ptr, _ptr, _ptr, _ptr, _i32, _ptr, _i64]
     + [_i32] * 7
-    + [_f32, _i32, _i32],
+    + [_f32, _i32, _i32, _i32],
     "bm_supported": [],
     "bm_read": [_ptr, _i64, _ptr, _i32],
-    "bm_write_kv": [_int, _ptr, _i64, _ptr, _i64, _ptr, _ptr, _ptr, _i64, _i32, _i32, _i32, _i64],
+    "bm_write_kv": [_int, _ptr, _i64, _ptr, _i64, _ptr, _ptr, _ptr, _i64, _i32, _i32, _i32, _i64, _i32],
     "bm_rms_norm": [_int, _ptr, _i64, _i64, _ptr, _i64, _ptr, _ptr, _i64, _i64, _i64, _i32, _i32, _f32, _i32],
     "bm_rope_write_kv": [_int]
     + [_ptr, _i64] * 3
     + [_ptr, _ptr, _i64, _ptr, _ptr, _ptr, _ptr, _i64]
     + [_i32] * 4
-    + [_i64, _i32],
+    + [_i64, _i32, _i32],
     "bm_linear_way": [_int],
     "bm_linear_pack": [_int, _ptr, _i64, _i64, _int, _ptr],
     "bm_linear": [_int, _ptr, _i64, _ptr, _ptr, _ptr] + [_i64] * 4 + [_i32] * 2,

@@ -91,7 +91,7 @@ class CppOps:
         v_cache: torch.Tensor,
         slot: torch.Tensor,
     ) -> None:
-        blocks, kv_heads, dim, block_size = check_caches(k_cache, v_cache)
+        blocks, kv_heads, dim, block_size, paired = check_caches(k_cache, v_cache)
         dtype = k_cache.dtype
         tokens, heads, _ = q.shape
         q_stride = check_heads("q", q, dtype, tokens, heads, dim)
@@ -130,6 +130,7 @@ class CppOps:
             dim,
             block_size,
             blocks,
+            paired,
             torch.get_num_threads(),
         )
         if status:

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "layout.h"
 #include "simd.h"
 
 namespace {
@@ -21,6 +22,7 @@ struct Problem {
     int heads, kv_heads, dim, block_size;
     float scale;
     int window;  // 0: none
+    Layout layout;
     int group() const { return heads / kv_heads; }
     int padded_dim() const { return (dim + LANES - 1) / LANES * LANES; }
     // The first key that a query at this position sees.
@@ -119,62 +121,7 @@ INLINE float soften(const float* scores, float scale, int from, int seen, W* wei
     return alpha;
 }
 
-// Where the keys and values of a tile are: E is the cache's type, or float for a copy in the workspace.
-template <class E>
-struct Tile {
-    const E* key[NV];      // component d of vector v is at key[v] + d * stride
-    int64_t stride;
-    const E* value[TILE];  // rows of the tile that no row may see point to zeros
-};
-
 // A line of the tile after this one. Into the second cache: two tiles of large heads are more than the first holds.
 INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
-
-// A vector of keys lies in one block, a row of values in whole vectors: nothing has to be copied.
-INLINE bool lies_in_vectors(const Problem& p) { return p.block_size % LANES == 0 && p.dim % LANES == 0; }
-
-INLINE float as(float, float x) { return x; }
-INLINE float as(float, bf16 x) { return widen(x); }
-INLINE bf16 as(bf16, bf16 x) { return x; }
-
-// Where the keys of a part lie. With a workspace (keys [dim, TILE], values [TILE, padded_dim]) they are copied into it.
-// zeros: a row of padded_dim zeros.
-template <class T, class E>
-void locate(const Problem& p, const Part& part, E* key_copy, E* value_copy, const E* zeros, Tile<E>& tile) {
-    const Item& item = *part.item;
-    const int start = part.start, first = part.first, keys = part.last;
-    const int bs = p.block_size, dim = p.dim, padded = p.padded_dim();
-    const int64_t head_size = int64_t(dim) * bs;
-    const int32_t* table = p.table + item.sequence * p.table_width;
-    tile.stride = key_copy ? TILE : bs;
-    for (int j = 0; j < TILE; j++)
-        if (j < first || j >= keys) tile.value[j] = zeros;
-    for (int j = first; j < keys;) {
-        const int block = (start + j) / bs, offset = (start + j) % bs, n = std::min(bs - offset, keys - j);
-        const int64_t base = (table[block] * int64_t(p.kv_heads) + item.kv_head) * head_size;
-        const T* k = static_cast<const T*>(p.k_cache) + base + offset;
-        const T* v = static_cast<const T*>(p.v_cache) + base + int64_t(offset) * dim;
-        if (key_copy) {
-            for (int d = 0; d < dim; d++)
-                for (int i = 0; i < n; i++) key_copy[d * TILE + j + i] = as(E{}, k[int64_t(d) * bs + i]);
-            for (int i = 0; i < n; i++) {
-                E* to = value_copy + int64_t(j + i) * padded;
-                for (int d = 0; d < dim; d++) to[d] = as(E{}, v[int64_t(i) * dim + d]);
-                tile.value[j + i] = to;
-            }
-        } else if constexpr (sizeof(T) == sizeof(E)) {
-            for (int i = j / LANES; i * LANES < j + n; i++)
-                tile.key[i] = reinterpret_cast<const E*>(k + i * LANES - j);
-            for (int i = 0; i < n; i++) tile.value[j + i] = reinterpret_cast<const E*>(v + int64_t(i) * dim);
-        }
-        j += n;
-    }
-    // Vectors before the first and past the last key: any readable address, their scores are masked.
-    const int begin = first / LANES, end = (keys + LANES - 1) / LANES;
-    for (int i = 0; i < NV; i++) {
-        if (key_copy) tile.key[i] = key_copy + i * LANES;
-        else if (i < begin || i >= end) tile.key[i] = tile.key[begin];
-    }
-}
 
 }  // namespace

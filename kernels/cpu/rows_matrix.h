@@ -1,7 +1,10 @@
-// Rows of bfloat16 against a tile of keys with the matrix unit (AMX): 16 rows at a time, sums in float32.
+// Rows of bfloat16 against a tile of keys with the matrix unit (AMX): up to 16 rows at a time, sums in float32.
 //
-// A B tile wants pairs of neighbours along the sum side by side, so keys and values are interleaved into the workspace
-// first, once for all rows. Weights are rounded to bfloat16 before they meet the values, their sum is not.
+// A right factor wants pairs of neighbours along the sum side by side. A paired cache (layout.h) has them so: its
+// blocks are loaded as they lie, for a prompt as for a decode. Only the values beside keys that nobody wrote are masked
+// in the workspace first, and plain caches are copied there. Weights are rounded to bfloat16 before they meet the
+// values, their sum is not. Keys are met by groups of 16, which lie in one block; a group that no row of the 16 sees
+// is left out, and would add exact zeros.
 #pragma once
 
 #include "rows.h"
@@ -17,7 +20,8 @@ namespace {
 INLINE bool may_use_tiles() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
 struct MatrixRows {
-    static constexpr int BLOCK = 16, PAIRS = 16, K = 2 * PAIRS;  // rows, and elements along the sum, of a tile
+    static constexpr int BLOCK = 16, PAIRS = 16, K = 2 * PAIRS;  // rows; pairs and components of a chunk of a head
+    static_assert(NV == 4 && LANES == 16);                       // a vector's keys are a group
 
     // The tiles' shape is per thread and belongs to others as well (oneDNN keeps it between its calls): it is put back.
     // Tiles take denormals for zeros: so does everything else meanwhile.
@@ -35,42 +39,45 @@ struct MatrixRows {
     };
     struct alignas(64) Shape {
         uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 32, 64};
         uint8_t rows[16] = {};
+    };
+    // Groups of a part, those that some row sees: component pair d of group v at key[v] + d * stride, [16 keys, 2];
+    // its values at value[v], [8 pairs of keys, padded_dim, 2].
+    struct Groups {
+        int first = 0, last = 0;
+        const bf16 *key[NV], *value[NV];
+        int64_t stride;
     };
 
     const Problem& p;
     const Rows rows;
-    const bool in_place;
     const int padded, chunks, block;  // chunks of K components; rows of a block: 16, or all if there are fewer
-    bf16 *q, *keys, *values, *key_copy = nullptr, *value_copy = nullptr, *weights, *zeros;
+    const bool copies_keys;
+    bf16 *q, *weights, *key_copy = nullptr, *value_copy;
     float* scores;
-    Tile<bf16> tiles[2];
-    bool there = false;  // the part that comes now is in tiles[0]
+    Groups groups;
 
     static int chunks_of(const Problem& p) { return (p.dim + K - 1) / K; }
     static int state_rows(int rows) { return rows <= BLOCK ? rows : (rows + BLOCK - 1) / BLOCK * BLOCK; }
+    static bool lies_in_chunks(const Problem& p) { return p.layout.paired && p.dim % K == 0; }
     static size_t bytes(const Problem& p, const Rows& rows) {
         const size_t chunks = chunks_of(p), padded = p.padded_dim();
-        return 2 * (state_rows(rows.count) * chunks * K + TILE * chunks * K + TILE * padded) +
-               (lies_in_vectors(p) ? 0 : 2 * (TILE * p.dim + TILE * padded)) + 2 * padded + 6 * BLOCK * TILE + 64 * 8;
+        return 2 * (state_rows(rows.count) * chunks * K + (lies_in_chunks(p) ? 0 : TILE * chunks * K) + TILE * padded) +
+               6 * BLOCK * TILE + 64 * 5;
     }
 
     MatrixRows(const Problem& p, const Rows& rows, const bf16* queries, Arena& arena)
-        : p(p), rows(rows), in_place(lies_in_vectors(p)), padded(p.padded_dim()), chunks(chunks_of(p)),
-          block(std::min(BLOCK, rows.count)) {
+        : p(p), rows(rows), padded(p.padded_dim()), chunks(chunks_of(p)), block(std::min(BLOCK, rows.count)),
+          copies_keys(!lies_in_chunks(p)) {
         const int count = state_rows(rows.count);
         q = arena.take<bf16>(size_t(count) * chunks * K);
-        keys = arena.take<bf16>(size_t(TILE) * chunks * K);
-        values = arena.take<bf16>(size_t(TILE) * padded);
         weights = arena.take<bf16>(BLOCK * TILE);
         scores = arena.take<float>(BLOCK * TILE);
-        zeros = arena.take<bf16>(padded);
-        std::memset(zeros, 0, padded * 2);
-        if (!in_place) {
-            key_copy = arena.take<bf16>(size_t(TILE) * p.dim);
-            value_copy = arena.take<bf16>(size_t(TILE) * padded);
-            std::memset(value_copy, 0, TILE * padded * 2);
+        value_copy = arena.take<bf16>(size_t(TILE) * padded);
+        if (copies_keys) {
+            key_copy = arena.take<bf16>(size_t(TILE) * chunks * K);
+            std::memset(key_copy, 0, size_t(TILE) * chunks * K * 2);
         }
         std::memset(q, 0, size_t(count) * chunks * K * 2);
         for (int row = 0; row < rows.count; row++) {
@@ -80,89 +87,105 @@ struct MatrixRows {
                 std::memcpy(to + int64_t(c) * block, from + c, std::min(K, p.dim - c) * 2);
         }
         Shape shape;
-        for (int t = 0; t < 5; t++) shape.rows[t] = block;  // 0 .. 3 sums, 4 the left factor
-        for (int t = 5; t < 8; t++) shape.rows[t] = PAIRS;  // the right factor
+        for (int t : {0, 1, 2, 3, 4, 6}) shape.rows[t] = block;  // sums; 4 queries; 6 weights of a group
+        shape.rows[5] = PAIRS;                                   // keys of a group: a chunk of their components
+        shape.rows[7] = LANES / 2;                               // values of a group: a vector of their components
         _tile_loadconfig(&shape);
     }
 
-    // 16 columns of two rows, side by side.
-    static __attribute__((always_inline)) inline void interleave(const bf16* even, const bf16* odd, bf16* to) {
-        hvec a, b;
-        std::memcpy(&a, even, sizeof a);
-        std::memcpy(&b, odd, sizeof b);
-        const uvec pair = widened(a) | (widened(b) << 16);
-        std::memcpy(to, &pair, sizeof pair);
+    void meet(State& state, const Part& part, const Part* following) {
+        groups = p.layout.paired ? locate(part) : copy(part);
+        const bool there = following && p.layout.paired;
+        const Groups next = there ? locate(*following) : Groups{};
+        if (p.layout.paired) mask(part);
+        if (copies_keys && p.layout.paired) copy_keys();
+        for (int g = 0; g < rows.count; g += BLOCK) attend(state, part.start, g, g ? Groups{} : next);
     }
 
-    void meet(State& state, const Part& part, const Part* next) {
-        if (!there) locate<bf16, bf16>(p, part, key_copy, value_copy, zeros, tiles[0]);
-        there = next && in_place;
-        if (there) locate<bf16, bf16>(p, *next, nullptr, nullptr, zeros, tiles[1]);
-        pack(tiles[0], there ? &tiles[1] : nullptr);
-        if (there) tiles[0] = tiles[1];
-        for (int g = 0; g < rows.count; g += BLOCK) attend(state, part.start, g);
+    Groups locate(const Part& part) const {
+        Groups found;
+        const Item& item = *part.item;
+        const int32_t* table = p.table + item.sequence * p.table_width;
+        found.first = part.first / LANES;
+        found.last = (part.last + LANES - 1) / LANES;
+        found.stride = 2 * p.block_size;
+        for (int v = found.first; v < found.last; v++) {
+            const int at = part.start + v * LANES, block = at / p.block_size, offset = at % p.block_size;
+            const int64_t base = (table[block] * int64_t(p.kv_heads) + item.kv_head) * p.layout.size();
+            found.key[v] = static_cast<const bf16*>(p.k_cache) + base + p.layout.key(0, offset);
+            found.value[v] = static_cast<const bf16*>(p.v_cache) + base + p.layout.value(offset, 0);
+        }
+        return found;
     }
 
-    // Keys as [chunk, vector of keys, pair of components, 16 x 2], values as [vector of components, pair of keys,
-    // 16 x 2].
-    void pack(const Tile<bf16>& tile, const Tile<bf16>* next) {
-        const int64_t stride = tile.stride;
-        for (int d = 0; d < chunks * K; d += 2)
-            for (int v = 0; v < NV; v++) {
-                const bf16* k = tile.key[v] + d * stride;
-                bf16* to = keys + ((d / K * NV + v) * PAIRS + d % K / 2) * 32;
-                if (d + 1 < p.dim) {
-                    if (next) __builtin_prefetch(next->key[v] + d * stride);
-                    if (next && stride >= 32) __builtin_prefetch(next->key[v] + (d + 1) * stride);
-                    interleave(k, k + stride, to);
-                } else if (d < p.dim) {
-                    interleave(k, zeros, to);
-                } else {
-                    std::memset(to, 0, 64);
+    // Groups at the ends, of which nobody sees some keys: those values become zeros.
+    void mask(const Part& part) {
+        for (int v = groups.first; v < groups.last; v++) {
+            const int first = std::max(0, part.first - v * LANES), last = std::min(LANES, part.last - v * LANES);
+            if (first == 0 && last == LANES) continue;
+            bf16* to = value_copy + int64_t(v) * LANES * padded;
+            for (int j = 0; j < LANES; j += 2) {
+                const uint32_t low = j >= first && j < last ? 0xffff : 0;
+                const uint32_t seen = low | (j + 1 >= first && j + 1 < last ? 0xffff0000 : 0);
+                for (int c = 0; c < 2 * padded; c += 2 * LANES) {
+                    uvec pair;
+                    std::memcpy(&pair, groups.value[v] + j * padded + c, sizeof pair);
+                    pair &= seen;
+                    std::memcpy(to + j * padded + c, &pair, sizeof pair);
                 }
             }
-        for (int j = 0; j < TILE; j += 2)
-            for (int c = 0; c < padded; c += LANES) {
-                if (next && c % 32 == 0) {
-                    __builtin_prefetch(next->value[j] + c);
-                    __builtin_prefetch(next->value[j + 1] + c);
-                }
-                interleave(tile.value[j] + c, tile.value[j + 1] + c, values + (c * TILE / 32 + j / 2) * 32);
-            }
+            groups.value[v] = to;
+        }
     }
 
-    void attend(State& state, int start, int g) {
-        int from[BLOCK], seen[BLOCK];
-        bool any = false;
+    // Heads that are no whole number of chunks.
+    void copy_keys() {
+        for (int v = groups.first; v < groups.last; v++) {
+            for (int d = 0; d < p.dim / 2; d++)
+                std::memcpy(key_copy + (d * NV + v) * K, groups.key[v] + d * groups.stride, K * 2);
+            groups.key[v] = key_copy + v * K;
+        }
+        groups.stride = NV * K;
+    }
+
+    // A plain cache, of any head and block size.
+    Groups copy(const Part& part) {
+        Groups found;
+        const Item& item = *part.item;
+        const int32_t* table = p.table + item.sequence * p.table_width;
+        found.first = part.first / LANES;
+        found.last = (part.last + LANES - 1) / LANES;
+        found.stride = NV * K;
+        std::memset(value_copy, 0, size_t(TILE) * padded * 2);
+        for (int j = part.first; j < part.last; j++) {
+            const int block = (part.start + j) / p.block_size, offset = (part.start + j) % p.block_size;
+            const int64_t base = (table[block] * int64_t(p.kv_heads) + item.kv_head) * p.layout.size();
+            const bf16 *k = static_cast<const bf16*>(p.k_cache) + base, *v = static_cast<const bf16*>(p.v_cache) + base;
+            for (int d = 0; d < p.dim; d++) {
+                key_copy[(d / 2 * TILE + j) * 2 + d % 2] = k[p.layout.key(d, offset)];
+                value_copy[(j / 2 * padded + d) * 2 + j % 2] = v[p.layout.value(offset, d)];
+            }
+        }
+        for (int v = 0; v < NV; v++) {
+            found.key[v] = key_copy + v * K;
+            found.value[v] = value_copy + int64_t(v) * LANES * padded;
+        }
+        return found;
+    }
+
+    void attend(State& state, int start, int g, const Groups& next) {
+        int from[BLOCK], seen[BLOCK], first = TILE, keys = 0;
         for (int r = 0; r < block; r++) {
             const int at = rows.at(g + r);
             seen[r] = std::clamp(at + 1 - start, 0, TILE);
             from[r] = std::clamp(p.lowest(at) - start, 0, seen[r]);
-            any |= from[r] < seen[r];
+            if (from[r] == seen[r]) continue;
+            first = std::min(first, from[r]);
+            keys = std::max(keys, seen[r]);
         }
-        if (!any) return;
-        static_assert(NV == 4);
-        const bf16* left = q + int64_t(g) * chunks * K;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int c = 0; c < chunks; c++) {
-            const bf16* right = keys + c * NV * PAIRS * 32;
-            _tile_loadd(4, left + c * block * K, 64);
-            _tile_loadd(5, right, 64);
-            _tile_dpbf16ps(0, 4, 5);
-            _tile_loadd(6, right + PAIRS * 32, 64);
-            _tile_dpbf16ps(1, 4, 6);
-            _tile_loadd(7, right + 2 * PAIRS * 32, 64);
-            _tile_dpbf16ps(2, 4, 7);
-            _tile_loadd(5, right + 3 * PAIRS * 32, 64);
-            _tile_dpbf16ps(3, 4, 5);
-        }
-        _tile_stored(0, scores, TILE * 4);
-        _tile_stored(1, scores + LANES, TILE * 4);
-        _tile_stored(2, scores + 2 * LANES, TILE * 4);
-        _tile_stored(3, scores + 3 * LANES, TILE * 4);
+        if (first >= keys) return;
+        const int lo = first / LANES, hi = (keys + LANES - 1) / LANES;
+        score(q + int64_t(g) * chunks * K, lo, hi, next);
         for (int r = 0; r < block; r++) {
             const float alpha = soften(scores + r * TILE, p.scale * 1.44269504f, from[r], seen[r], weights + r * TILE,
                                        state.top + g + r, state.total + (g + r) * LANES);
@@ -172,31 +195,70 @@ struct MatrixRows {
         }
         float* acc = state.acc + int64_t(g) * padded;
         int c = 0;
-        for (; c + 4 * LANES <= padded; c += 4 * LANES) accumulate<4>(acc + c, values + c * TILE);
-        for (; c < padded; c += LANES) accumulate<1>(acc + c, values + c * TILE);
+        for (; c + 4 * LANES <= padded; c += 4 * LANES) accumulate<4>(acc, c, lo, hi, next);
+        for (; c < padded; c += LANES) accumulate<1>(acc, c, lo, hi, next);
     }
 
-    // W vectors of components of a block of rows: acc += weights * values.
+    // The lines that the same step will need of the next part.
+    INLINE void fetch_lines(const Groups& next, const bf16* const (&at)[NV], int v, int64_t offset, int64_t stride,
+                            int lines) {
+        if (v < next.first || v >= next.last) return;
+        for (int i = 0; i < lines; i++) fetch(at[v] + offset + i * stride);
+    }
+
+    void score(const bf16* left, int lo, int hi, const Groups& next) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        const int64_t stride = groups.stride * 2;
+        for (int c = 0; c < chunks; c++) {
+            const int64_t at = c * PAIRS * groups.stride;
+            for (int v = 0; v < NV; v++) fetch_lines(next, next.key, v, c * PAIRS * next.stride, next.stride, PAIRS);
+            _tile_loadd(4, left + c * block * K, 64);
+#define MEET(v)                                   \
+    if (lo <= v && v < hi) {                      \
+        _tile_loadd(5, groups.key[v] + at, stride); \
+        _tile_dpbf16ps(v, 4, 5);                  \
+    }
+            MEET(0)
+            MEET(1)
+            MEET(2)
+            MEET(3)
+#undef MEET
+        }
+        _tile_stored(0, scores, TILE * 4);
+        _tile_stored(1, scores + LANES, TILE * 4);
+        _tile_stored(2, scores + 2 * LANES, TILE * 4);
+        _tile_stored(3, scores + 3 * LANES, TILE * 4);
+    }
+
+    // W vectors of components of a block of rows, from column c: acc += weights * values.
     template <int W>
-    void accumulate(float* acc, const bf16* right) {
+    void accumulate(float* acc, int c, int lo, int hi, const Groups& next) {
         const int64_t width = padded * 4;
+        acc += c;
         _tile_loadd(0, acc, width);
         if constexpr (W == 4) {
             _tile_loadd(1, acc + LANES, width);
             _tile_loadd(2, acc + 2 * LANES, width);
             _tile_loadd(3, acc + 3 * LANES, width);
         }
-        for (int k = 0; k < TILE / K; k++, right += PAIRS * 32) {
-            _tile_loadd(4, weights + k * K, TILE * 2);
-            _tile_loadd(5, right, 64);
-            _tile_dpbf16ps(0, 4, 5);
+        for (int v = 0; v < NV; v++)
+            for (int w = 0; w < W; w++)
+                fetch_lines(next, next.value, v, 2 * (c + w * LANES), 2 * padded, LANES / 2);
+        for (int v = lo; v < hi; v++) {
+            const bf16* right = groups.value[v] + 2 * c;
+            _tile_loadd(6, weights + v * LANES, TILE * 2);
+            _tile_loadd(7, right, width);
+            _tile_dpbf16ps(0, 6, 7);
             if constexpr (W == 4) {
-                _tile_loadd(6, right + TILE * LANES, 64);
-                _tile_dpbf16ps(1, 4, 6);
-                _tile_loadd(7, right + 2 * TILE * LANES, 64);
-                _tile_dpbf16ps(2, 4, 7);
-                _tile_loadd(5, right + 3 * TILE * LANES, 64);
-                _tile_dpbf16ps(3, 4, 5);
+                _tile_loadd(7, right + 2 * LANES, width);
+                _tile_dpbf16ps(1, 6, 7);
+                _tile_loadd(7, right + 4 * LANES, width);
+                _tile_dpbf16ps(2, 6, 7);
+                _tile_loadd(7, right + 6 * LANES, width);
+                _tile_dpbf16ps(3, 6, 7);
             }
         }
         _tile_stored(0, acc, width);

@@ -81,6 +81,15 @@ INLINE vec load(const bf16* p) {
     return (vec)(widened(h) << 16);
 }
 
+// LANES pairs of neighbours; the first or the second of each.
+INLINE uvec load_pairs(const bf16* p) {
+    uvec u;
+    std::memcpy(&u, p, sizeof u);
+    return u;
+}
+INLINE vec first_of(uvec pairs) { return (vec)(pairs << 16); }
+INLINE vec second_of(uvec pairs) { return (vec)(pairs & 0xffff0000); }
+
 INLINE void store(float* p, vec x) { std::memcpy(p, &x, sizeof x); }
 INLINE void store(bf16* p, vec x) {
     uvec u = (uvec)x;

@@ -17,6 +17,9 @@ class TritonBackend:
 
     name = "triton"
 
+    def pairs(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
+        return False
+
     def __init__(self, device: torch.device | str = "cuda", *, split_programs: int | None = None) -> None:
         """split_programs: decodes are split over their keys where rows times key/value heads are no more
         than this; 0 never splits, so that a row's bits cannot depend on how many rows are beside it. Default:

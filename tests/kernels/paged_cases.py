@@ -39,13 +39,16 @@ class Cache:
     """One layer's cache with NaN everywhere except in the null block, and sequences with blocks of their
     own."""
 
-    def __init__(self, shape: Shape, lengths: list[int], seed: int) -> None:
+    def __init__(
+        self, shape: Shape, lengths: list[int], seed: int, backend: AttentionBackend | None = None
+    ) -> None:
+        """Plain, or as the backend wants it."""
         self.shape = shape
         random = torch.Generator().manual_seed(seed)
         needed = [-(-length // shape.block_size) for length in lengths]
         count = sum(needed) + 3  # the null block and some that belong to nobody
         self.k, self.v = kernels.allocate_kv(
-            count, shape.block_size, shape.kv_heads, shape.dim, shape.dtype, "cpu"
+            count, shape.block_size, shape.kv_heads, shape.dim, shape.dtype, "cpu", backend
         )
         self.k[1:] = float("nan")
         self.v[1:] = float("nan")

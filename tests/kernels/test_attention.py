@@ -41,10 +41,10 @@ row_lengths = st.lists(
 
 
 @settings(max_examples=24, deadline=None)
-@given(shapes, row_lengths, st.sampled_from([0, 0, 1, 5, 16, 64, 100, 1000]), st.integers(0, 2**31))
-def test_ragged_batches_match_exact_attention(shape, rows, window, seed):
+@given(shapes, row_lengths, st.sampled_from([0, 0, 1, 5, 16, 64, 100, 1000]), st.integers(0, 2**31), st.booleans())
+def test_ragged_batches_match_exact_attention(shape, rows, window, seed, plain):
     for backend in BACKENDS:
-        cache = Cache(shape, [context + new for context, new in rows], seed)
+        cache = Cache(shape, [context + new for context, new in rows], seed, None if plain else backend)
         work = []
         for sequence, (context, new) in zip(cache.sequences, rows, strict=True):
             cache.write(backend, sequence, 0, context + new)
@@ -58,7 +58,7 @@ def test_ragged_batches_match_exact_attention(shape, rows, window, seed):
 def test_blocks_below_the_window_are_never_read(backend, block_size, dtype):
     """Their memory may be anybody's by now, and their entries in the table anything."""
     shape = Shape(heads=6, kv_heads=2, block_size=block_size, dtype=dtype)
-    cache = Cache(shape, [400], seed=block_size)
+    cache = Cache(shape, [400], block_size, backend)
     (sequence,) = cache.sequences
     cache.write(backend, sequence, 0, 400)
     for start, window in ((399, 1), (399, 65), (390, 130), (300, 64), (10, 500)):
@@ -83,10 +83,11 @@ def test_a_negative_window_is_refused(backend):
 
 @pytest.mark.parametrize("dim", [32, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("block_size", [1, 16, 32, 64])
-def test_block_borders(backend, dim, block_size):
-    shape = Shape(heads=3, kv_heads=1, dim=dim, block_size=block_size)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_block_borders(backend, dim, block_size, dtype):
+    shape = Shape(heads=3, kv_heads=1, dim=dim, block_size=block_size, dtype=dtype)
     for length in {1, max(1, block_size - 1), block_size, block_size + 1, 2 * block_size}:
-        cache = Cache(shape, [length, length], seed=length)
+        cache = Cache(shape, [length, length], length, backend)
         whole, decode = cache.sequences
         cache.write(backend, whole, 0, length)
         cache.write(backend, decode, 0, length)
@@ -127,6 +128,28 @@ def test_write_stores_rows_and_nothing_else(backend):
     assert others.sum() > 3 * 16
     assert (keys[others] == 7.0).all()
     assert (values[others] == 7.0).all()
+
+
+@pytest.mark.parametrize("block_size, dim", [(16, 32), (48, 80)])
+def test_a_paired_cache_holds_neighbours_side_by_side(block_size, dim):
+    """What was written stands where kernels.interface says; every slot that no token names keeps its canary."""
+    backend = CppBackend()
+    shape = Shape(heads=2, kv_heads=2, dim=dim, block_size=block_size, dtype=torch.bfloat16)
+    cache = Cache(shape, [40], 2, backend)
+    (sequence,) = cache.sequences
+    assert cache.k.shape[2:] == (dim // 2, block_size, 2)
+    assert cache.v.shape[2:] == (block_size // 2, dim, 2)
+    cache.k.fill_(7.0)
+    cache.v.fill_(7.0)
+    slot = cache.slots(sequence, 0, 40)
+    slot[[0, 13, 39]] = -1
+    backend.write_kv(sequence.k, sequence.v, cache.k, cache.v, slot)
+    plain = kernels.allocate_kv(len(cache.k), block_size, 2, dim, torch.bfloat16, "cpu")
+    for plain_cache in plain:
+        plain_cache.fill_(7.0)
+    TorchBackend().write_kv(sequence.k, sequence.v, *plain, slot)
+    assert torch.equal(cache.k.permute(0, 1, 2, 4, 3).flatten(2, 3), plain[0])
+    assert torch.equal(cache.v.permute(0, 1, 2, 4, 3).flatten(2, 3), plain[1])
 
 
 def test_attention_reads_only(backend):
@@ -257,6 +280,7 @@ def test_bad_tensors_are_refused_before_they_are_read():
         ("block_table", {"block_table": torch.tensor([[1, len(cache.k)]]).int()}),
         ("block_table", {"block_table": torch.tensor([[-1, 1]]).int()}),
         ("caches", {"v_cache": cache.v[:, :, :8]}),
+        ("caches", {"k_cache": cache.k.view(-1, 2, 16, 16, 2), "v_cache": cache.v.view(-1, 2, 8, 32, 2)}),
     ]
     for name, changed in bad:
         with pytest.raises(ValueError, match=name):

@@ -26,7 +26,7 @@ def _threads():
 
 
 def filled(backend: CppBackend, shape: Shape, lengths: list[int], seed: int) -> Cache:
-    cache = Cache(shape, lengths, seed)
+    cache = Cache(shape, lengths, seed, backend)
     for sequence, length in zip(cache.sequences, lengths, strict=True):
         cache.write(backend, sequence, 0, length)
     return cache
@@ -106,8 +106,7 @@ def test_threads_share_one_long_sequence_bit_for_bit(backend, dtype, window):
 
 @pytest.mark.parametrize("group", [1, 4, 6, 7, 16, 17])
 def test_a_decode_equals_its_row_of_a_prompt_for_any_group(backend, group):
-    """bfloat16 takes other instructions for few rows than for many: the bits are the same, denormals
-    included."""
+    """bfloat16, denormals included: tiles of any number of rows, or rows in registers and in float32."""
     shape = Shape(heads=2 * group, kv_heads=2, dim=64, dtype=torch.bfloat16)
     cache = filled(backend, shape, [200], seed=group)
     (sequence,) = cache.sequences
