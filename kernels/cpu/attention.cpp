@@ -17,6 +17,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "rows_few.h"
 #include "rows_matrix.h"
 #include "rows_vector.h"
 
@@ -50,6 +51,7 @@ struct Plan {
     std::vector<Item> items;
     std::vector<std::unique_ptr<Split>> splits;
     int threads;
+    size_t run = 1;  // items that a thread takes at once
 };
 
 // Cuts the batch into items. Where they are too few for the threads, long ones are split by segments; what is not worth
@@ -96,6 +98,7 @@ Plan cut(const Problem& p, int sequences, int threads) {
     }
     const auto larger = [](const Item& a, const Item& b) { return a.cost > b.cost; };
     std::stable_sort(plan.items.begin(), plan.items.end(), larger);
+    if (plan.items.size() >= size_t(8 * threads * p.kv_heads)) plan.run = p.kv_heads;
     return plan;
 }
 
@@ -113,16 +116,23 @@ void finish(const Problem& p, const Item& item, const Rows& rows, const State& s
     }
 }
 
-// The items of a plan, dealt out to the threads.
-class Queue {
+// A thread's share of a plan: runs of items, as the threads come for them. The key/value heads of a sequence are one run
+// where that leaves enough of them: a block holds its heads side by side, so what the processor fetches past the end of
+// one is the beginning of what the same thread reads next.
+class Share {
     const Plan& plan;
-    std::atomic<size_t> next{0};
+    std::atomic<size_t>& taken;  // items, by all threads
+    size_t next = 0, end = 0;
 
    public:
-    explicit Queue(const Plan& plan) : plan(plan) {}
+    Share(const Plan& plan, std::atomic<size_t>& taken) : plan(plan), taken(taken) {}
     // Null when there are no more.
     const Item* take() {
-        const size_t i = next.fetch_add(1, std::memory_order_relaxed);
+        if (next == end) {
+            next = taken.fetch_add(plan.run, std::memory_order_relaxed);
+            end = next + plan.run;
+        }
+        const size_t i = next++;
         return i < plan.items.size() ? &plan.items[i] : nullptr;
     }
 };
@@ -146,9 +156,8 @@ struct Range {
 
 // Returns the item that comes after this one: it is taken when the last tile is begun, so that its first tile can be
 // fetched meanwhile, and not before, so that no thread keeps it from another.
-template <class T>
-const Item* run_item(const Problem& p, const Item& item, const Plan& plan, Queue& queue, Arena& arena) {
-    using F = Form<T>;
+template <class T, class F>
+const Item* run_item(const Problem& p, const Item& item, const Plan& plan, Share& share, Arena& arena) {
     const Range range(p, item);
     const Rows rows{item.count * p.group(), p.group(), range.position};
     const int padded = p.padded_dim();
@@ -175,7 +184,7 @@ const Item* run_item(const Problem& p, const Item& item, const Plan& plan, Queue
             merged = true;
         }
     }
-    after = queue.take();
+    after = share.take();
     if (start < range.end) {
         std::optional<Part> next;
         if (after) {
@@ -196,20 +205,62 @@ const Item* run_item(const Problem& p, const Item& item, const Plan& plan, Queue
     return after;
 }
 
+#ifdef __AMX_BF16__
+// Whether a row has the same bits in tiles as in vectors on this processor.
+bool forms_agree() {
+    constexpr int HEADS = 4, KEYS = 150, DIM = 96;
+    constexpr int32_t cu_q[] = {0, 1}, kv_len[] = {KEYS}, table[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+    std::vector<bf16> q(HEADS * DIM), k(160 * DIM), v(160 * DIM), out[2] = {q, q};
+    uint32_t random = 1;
+    for (std::vector<bf16>* x : {&q, &k, &v})
+        for (bf16& value : *x) {
+            random = random * 1664525 + 1013904223;
+            value.bits = random >> 16 & 0x81ff;            // a sign, and a number below 2^-123, or
+            if (random >> 8 & 63) value.bits |= 0x3e00;    // mostly, one between 1/8 and 2
+        }
+    Arena arena;
+    const Plan plan{{}, {}, 1};
+    MatrixRows::Mode mode;
+    for (int form = 0; form < 2; form++) {
+        const Problem p{q.data(), k.data(), v.data(), out[form].data(), 0, 0, 10, cu_q, kv_len, table,
+                        HEADS, 1, DIM, 16, 0.1f, 0, {DIM, 16, true}};
+        std::atomic<size_t> taken{0};
+        Share share(plan, taken);
+        const Item item{1, 0, 0, 0, 1, -1, 0};
+        form ? run_item<bf16, FewRows>(p, item, plan, share, arena)
+             : run_item<bf16, MatrixRows>(p, item, plan, share, arena);
+    }
+    return std::memcmp(out[0].data(), out[1].data(), HEADS * DIM * 2) == 0;
+}
+#endif
+
 template <class T>
-void work(const Problem& p, const Plan& plan, Queue& queue) {
+void work(const Problem& p, const Plan& plan, std::atomic<size_t>& taken) {
     thread_local Arena arena;
     typename Form<T>::Mode mode;
-    for (const Item* item = queue.take(); item;) item = run_item<T>(p, *item, plan, queue, arena);
+    Share share(plan, taken);
+#ifdef __AMX_BF16__
+    static const bool agree = forms_agree();
+#endif
+    for (const Item* item = share.take(); item;) {
+#ifdef __AMX_BF16__
+        if constexpr (std::is_same_v<T, bf16>)
+            if (agree && FewRows::suits(p, item->count * p.group())) {
+                item = run_item<T, FewRows>(p, *item, plan, share, arena);
+                continue;
+            }
+#endif
+        item = run_item<T, Form<T>>(p, *item, plan, share, arena);
+    }
 }
 
 template <class T>
 void run(const Problem& p, int sequences, int threads) {
     const Plan plan = cut<T>(p, sequences, threads);
-    Queue queue(plan);
-    if (plan.threads <= 1) return work<T>(p, plan, queue);
+    std::atomic<size_t> taken{0};
+    if (plan.threads <= 1) return work<T>(p, plan, taken);
 #pragma omp parallel num_threads(plan.threads)
-    work<T>(p, plan, queue);
+    work<T>(p, plan, taken);
 }
 
 template <class T>

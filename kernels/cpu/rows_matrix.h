@@ -94,15 +94,15 @@ struct MatrixRows {
     }
 
     void meet(State& state, const Part& part, const Part* following) {
-        groups = p.layout.paired ? locate(part) : copy(part);
+        groups = p.layout.paired ? locate(p, part) : copy(part);
         const bool there = following && p.layout.paired;
-        const Groups next = there ? locate(*following) : Groups{};
-        if (p.layout.paired) mask(part);
+        const Groups next = there ? locate(p, *following) : Groups{};
+        if (p.layout.paired) mask(part, groups, value_copy, padded);
         if (copies_keys && p.layout.paired) copy_keys();
         for (int g = 0; g < rows.count; g += BLOCK) attend(state, part.start, g, g ? Groups{} : next);
     }
 
-    Groups locate(const Part& part) const {
+    static Groups locate(const Problem& p, const Part& part) {
         Groups found;
         const Item& item = *part.item;
         const int32_t* table = p.table + item.sequence * p.table_width;
@@ -119,7 +119,7 @@ struct MatrixRows {
     }
 
     // Groups at the ends, of which nobody sees some keys: those values become zeros.
-    void mask(const Part& part) {
+    static void mask(const Part& part, Groups& groups, bf16* value_copy, int padded) {
         for (int v = groups.first; v < groups.last; v++) {
             const int first = std::max(0, part.first - v * LANES), last = std::min(LANES, part.last - v * LANES);
             if (first == 0 && last == LANES) continue;
@@ -214,9 +214,9 @@ struct MatrixRows {
         const int64_t stride = groups.stride * 2;
         for (int c = 0; c < chunks; c++) {
             const int64_t at = c * PAIRS * groups.stride;
-            for (int v = 0; v < NV; v++) fetch_lines(next, next.key, v, c * PAIRS * next.stride, next.stride, PAIRS);
             _tile_loadd(4, left + c * block * K, 64);
 #define MEET(v)                                   \
+    fetch_lines(next, next.key, v, c * PAIRS * next.stride, next.stride, PAIRS); \
     if (lo <= v && v < hi) {                      \
         _tile_loadd(5, groups.key[v] + at, stride); \
         _tile_dpbf16ps(v, 4, 5);                  \
@@ -244,19 +244,22 @@ struct MatrixRows {
             _tile_loadd(2, acc + 2 * LANES, width);
             _tile_loadd(3, acc + 3 * LANES, width);
         }
-        for (int v = 0; v < NV; v++)
-            for (int w = 0; w < W; w++)
-                fetch_lines(next, next.value, v, 2 * (c + w * LANES), 2 * padded, LANES / 2);
-        for (int v = lo; v < hi; v++) {
+        for (int v = 0; v < NV; v++) {
+#define NEXT(w) fetch_lines(next, next.value, v, 2 * (c + w * LANES), 2 * padded, LANES / 2);
+            NEXT(0)
+            if (v < lo || v >= hi) { if (W == 4) { NEXT(1) NEXT(2) NEXT(3) } continue; }
             const bf16* right = groups.value[v] + 2 * c;
             _tile_loadd(6, weights + v * LANES, TILE * 2);
             _tile_loadd(7, right, width);
             _tile_dpbf16ps(0, 6, 7);
             if constexpr (W == 4) {
+                NEXT(1)
                 _tile_loadd(7, right + 2 * LANES, width);
                 _tile_dpbf16ps(1, 6, 7);
+                NEXT(2)
                 _tile_loadd(7, right + 4 * LANES, width);
                 _tile_dpbf16ps(2, 6, 7);
+                NEXT(3)
                 _tile_loadd(7, right + 6 * LANES, width);
                 _tile_dpbf16ps(3, 6, 7);
             }
