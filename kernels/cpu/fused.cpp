@@ -82,7 +82,9 @@ void rope_write(T* q, int64_t q_stride, T* k, int64_t k_stride, const T* v, int6
                 const float* sin, const int64_t* positions, T* k_cache, T* v_cache, const int64_t* slot, int64_t tokens,
                 int heads, int kv_heads, const Layout& layout, int threads) {
     const int dim = layout.dim, bs = layout.block_size;
-    for_rows(tokens, int64_t(heads + kv_heads) * dim, threads, [=](int64_t t) {
+    // A token's keys and values go into lines of memory that no cache holds, each component into another one.
+    const int64_t elements = int64_t(heads + 7 * kv_heads) * dim;
+    for_rows(tokens, elements, threads, [=](int64_t t) {
         const float *c = cos + positions[t] * dim, *s = sin + positions[t] * dim;
         for (int h = 0; h < heads; h++) rotate(q + t * q_stride + h * dim, c, s, dim);
         for (int h = 0; h < kv_heads; h++) {
