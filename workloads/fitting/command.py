@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workloads import output
 from workloads.errors import WorkloadError
 from workloads.fitting.goodness import Figure, check
 from workloads.fitting.preset import TraceFit, fit_trace, preset, to_yaml
@@ -48,11 +51,8 @@ def fit(args: argparse.Namespace, trace: Trace, console: Console) -> int:
         }
         if found.lengths.edges:
             lengths["joint"] = {"edges": found.lengths.edges, "points": found.lengths.joint}
-        _write(
-            args.table,
-            "--table",
-            to_yaml(lengths, [f"Made by: python -m workloads fit {Path(trace.path).name}"]),
-        )
+        made_by = f"Made by: python -m workloads fit {Path(trace.path).name}"
+        output.write_text("--table", args.table, to_yaml(lengths, [made_by]))
     if args.out:
         head = [
             f"Fitted to {Path(trace.path).name} ({trace.format}, {found.rows} rows in {found.span_s:.1f} s), "
@@ -60,13 +60,22 @@ def fit(args: argparse.Namespace, trace: Trace, console: Console) -> int:
             "Unscaled and uncapped: for a small engine set length_scale, input.cap and output.cap.",
             *(f"Not captured: {line}" for line in said),
         ]
-        _write(args.out, "--out", to_yaml(node, head))
+        output.write_text("--out", args.out, to_yaml(node, head))
         console.print(
-            f"use it: python -m harness +workload={args.out} +engine=continuous",
+            f"use it: python -m harness {override(args.out)} +engine=continuous",
             highlight=False,
             soft_wrap=True,
+            markup=False,
         )
     return MISSED if any(figure.ok is False for figure in figures) else 0
+
+
+def override(path: str) -> str:
+    """+workload=path as a shell and then Hydra's grammar take it."""
+    if re.fullmatch(r"[\w./-]+", path, re.ASCII):
+        return f"+workload={path}"
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', path)
+    return shlex.quote(f'+workload="{escaped}"')
 
 
 def not_captured(trace: Trace, fit: TraceFit, figures: list[Figure]) -> list[str]:
@@ -116,13 +125,3 @@ def suggestions(trace: Trace, memory_gb: float | None, kv_bytes_per_token: int) 
             f"note: the longest request needs {longest} tokens and would be refused; give more memory or caps"
         )
     return lines
-
-
-def _write(path: str, option: str, text: str) -> None:
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as exc:
-        raise WorkloadError(f"{option}={path}: exists; remove it or choose another name") from exc
-    except OSError as exc:
-        raise WorkloadError(f"{option}={path}: cannot be written ({exc.strerror or exc})") from exc
