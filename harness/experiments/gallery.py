@@ -15,7 +15,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from harness import child
 from harness.cli import INVALID, PASS, REGRESSION, put, say
 from harness.conf import UsageError
 from harness.experiments.registry import NAMES, experiment
@@ -68,8 +67,9 @@ def run_apart(name: str, folder: Path, args: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "harness.experiments", name, "-o", str(folder), "--seed", str(args.seed)]
     command += [f"--{flag}" for flag in ("virtual", "real", "smoke") if getattr(args, flag)]
     try:
-        with child.running(command, stdout=subprocess.DEVNULL) as process:
-            code = process.wait(args.timeout)
+        code = subprocess.run(
+            command, timeout=args.timeout, check=False, stdout=subprocess.DEVNULL
+        ).returncode
     except subprocess.TimeoutExpired:
         say(f"error: {name} took longer than --timeout={args.timeout:g} s and was ended")
         return INVALID
