@@ -128,10 +128,9 @@ def _check(args: argparse.Namespace) -> int:
 def _fit(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from workloads.fitting.command import fit
+    from workloads.fitting.command import fit, refuse
 
-    output.refuse("--out", args.out)
-    output.refuse("--table", args.table)
+    refuse(args)
     return fit(args, _read(args), _console(Console))
 
 
@@ -194,7 +193,11 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
         except (OmegaConfBaseException, YAMLError) as exc:
             reason = " ".join(str(exc).splitlines()[:1]) or type(exc).__name__
             raise WorkloadError(f"{setting}: cannot be read ({reason}); quote odd values") from exc
-    return OmegaConf.to_container(node, resolve=True)
+    try:
+        return OmegaConf.to_container(node, resolve=True)
+    except OmegaConfBaseException as exc:
+        reason = " ".join(str(exc).splitlines()[:1])
+        raise WorkloadError(f"workload={name}: cannot be read ({reason})") from exc
 
 
 def _read(args: argparse.Namespace) -> Any:

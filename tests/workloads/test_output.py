@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import subprocess
 import sys
@@ -10,8 +12,9 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from workloads import output
-from workloads.__main__ import main
+from harness.conf import compose
+from workloads import draw, output
+from workloads.__main__ import load_workload, main
 from workloads.errors import WorkloadError
 from workloads.fitting.command import override
 
@@ -117,3 +120,55 @@ def test_the_command_that_fit_prints_names_the_file_to_shell_and_hydra(path):
     (argument,) = shlex.split(override(path))
     parsed = OverridesParser.create().parse_override(argument)
     assert (parsed.key_or_group, parsed.value()) == ("workload", path)
+
+
+@pytest.mark.parametrize(
+    "option", ["--memory-gb=nan", "--memory-gb=1e300", "--replicas=1000000000", "--name= "]
+)
+def test_an_option_of_fit_that_cannot_be_used_ends_it_before_its_work(capsys, tmp_path, option):
+    assert main(["fit", str(trace(tmp_path / "t.csv")), option]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith(f"error: {option.split('=')[0]}=")
+
+
+def test_names_in_a_trace_are_text_whatever_they_look_like(capsys, tmp_path):
+    users = ["${x}", "a.b", "~", "true", "1", "", r"\${z}", "日本 #", "a: b"]
+    usage = {"prompt_tokens": 100, "completion_tokens": 10}
+    rows = [{"timestamp": 1740830400 + i, "user": users[i % 9], "usage": usage} for i in range(900)]
+    log, preset = tmp_path / "log.jsonl", tmp_path / "my.yaml"
+    log.write_text("\n".join(map(json.dumps, rows)))
+    name = "${y}"
+    assert main(["fit", str(log), "-o", str(preset), "--name", name]) == 0
+    node = load_workload(str(preset), [])
+    assert node["name"] == "$ {y}"
+    drawn = set(draw(node, seed=0, requests=900).columns.tenant.names)
+    assert drawn >= {user.replace("${", "$ {") for user in users if user}
+    assert compose([f"+workload={preset}"]).workload.name == "$ {y}", "which a run can write down"
+
+
+def test_a_setting_that_refers_to_nothing_is_one_line(capsys, tmp_path):
+    preset = tmp_path / "p.yaml"
+    preset.write_text("name: ${nope}\nkind: preset\n")
+    assert main(["show", str(preset)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can be another user")
+def test_a_folder_without_permission_is_one_line(tmp_path):
+    shut = tmp_path / "shut"
+    shut.mkdir(mode=0o700)
+    trace(shut / "t.csv")
+    code = f"""
+import os
+import harness.conf, omegaconf, rich.console
+import workloads.convert, workloads.fitting.command, workloads.page.command
+from workloads.__main__ import main
+os.setuid(65534)
+file, out = {str(shut / "t.csv")!r}, {str(shut / "x")!r}
+for argv in (["show", file], ["fit", file], ["convert", file, "--to", "azure"], ["show", "rag", "-o", out]):
+    assert main(argv) == 2, argv
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(b"\n") == 4

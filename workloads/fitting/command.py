@@ -23,12 +23,28 @@ if TYPE_CHECKING:
 
 MISSED = 1
 BLOCK_TOKENS = 16
+MOST_REPLICAS = 10_000
+MOST_GB = 1e6
+
+
+def refuse(args: argparse.Namespace) -> None:
+    """Raises WorkloadError for options that would end the command after its work."""
+    if not 20 <= args.replicas <= MOST_REPLICAS:
+        raise WorkloadError(f"--replicas={args.replicas}: a band needs 20 or more, {MOST_REPLICAS} at most")
+    if not args.name.strip():
+        raise WorkloadError(f"--name={args.name}: needs text")
+    if args.seed < 0:
+        raise WorkloadError(f"--seed={args.seed}: needs a whole number of 0 or more")
+    if args.memory_gb is not None and not 0 < args.memory_gb <= MOST_GB:
+        raise WorkloadError(f"--memory-gb={args.memory_gb:g}: needs a number above 0, {MOST_GB:g} at most")
+    if args.kv_bytes_per_token < 1:
+        raise WorkloadError(f"--kv-bytes-per-token={args.kv_bytes_per_token}: needs a whole number above 0")
+    output.refuse("--out", args.out)
+    output.refuse("--table", args.table)
 
 
 def fit(args: argparse.Namespace, trace: Trace, console: Console) -> int:
     """Exit code 1 when --check misses a limit."""
-    if args.replicas < 20:
-        raise WorkloadError(f"--replicas={args.replicas}: a band needs 20 or more")
     found = fit_trace(trace)
     node = preset(found, args.name)
     print_fit(trace, found, console)
@@ -106,10 +122,6 @@ def suggestions(trace: Trace, memory_gb: float | None, kv_bytes_per_token: int) 
     answer, for as long as its answer is."""
     if memory_gb is None:
         return []
-    if memory_gb <= 0 or kv_bytes_per_token < 1:
-        raise WorkloadError(
-            f"--memory-gb={memory_gb:g}, --kv-bytes-per-token={kv_bytes_per_token}: need numbers above 0"
-        )
     prompts, answers = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
     held = float(((prompts + answers / 2) * answers).sum() / answers.sum())
     longest = int((trace.input_tokens + trace.output_tokens).max())
