@@ -90,7 +90,7 @@ def expand(args: list[str]) -> list[list[str]]:
             continue
         try:
             names = list(itertools.islice(override.sweep_string_iterator(), MAX_COMBINATIONS + 1))
-        except HydraException:  # interval() and glob() name no list of values
+        except (HydraException, ValueError):  # interval() and glob() name no list of values, a step of 0 none
             raise UsageError(f"{text}: sweep with a,b,c or choice(a,b) or range(start,stop,step)") from None
         if not names:
             raise UsageError(f"{text}: is an empty sweep; give at least one value")
