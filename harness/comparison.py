@@ -21,6 +21,8 @@ from rich.text import Text
 from harness.metrics.run import Run, load_run
 from harness.metrics.stalls import stalls
 from harness.metrics.summary import summarize
+from harness.names import label
+from harness.names import name as name_of
 from harness.table import LEGEND, MISSING, UNRELIABLE, console_for, grid, lookup, number, percent, why_null
 
 SAME = 0.02
@@ -37,47 +39,51 @@ UNTOLD = ("output.dir", "output.text")
 @dataclass(frozen=True)
 class Row:
     """A line of the comparison. better: lower | higher | None (a fact, not a merit). optional: left out where
-    no run has it, without a reason."""
+    no run has it, without a reason. said: its name where the heading says the rest."""
 
-    label: str
     path: str
     better: str | None
     share: bool = False
     optional: bool = False
     foreign: bool = False
+    said: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.said or label(self.path)
 
 
 ROWS = (
-    Row("useful token fraction", "steps.useful_token_fraction", "higher", share=True),
-    Row("TTFT p50, ms", "latency_ms.ttft.from_intended.p50", "lower"),
-    Row("TTFT p99, ms", "latency_ms.ttft.from_intended.p99", "lower"),
-    Row("TTFT from send p50, ms", "latency_ms.ttft.from_send.p50", "lower", foreign=True),
-    Row("TTFT from send p99, ms", "latency_ms.ttft.from_send.p99", "lower", foreign=True),
-    Row("first event from send p50, ms", "latency_ms.ttfc.from_send.p50", "lower", foreign=True),
-    Row("TPOT p50, ms", "latency_ms.tpot.p50", "lower"),
-    Row("TPOT p99, ms", "latency_ms.tpot.p99", "lower"),
-    Row("longest gap, ms", "stalls.longest_ms", "lower"),
-    Row("stalls", "stalls.count", "lower"),
-    Row("stalled, s", "stalls.seconds", "lower"),
-    Row("fluidity", "fluidity", "higher"),
-    Row("normalized p50, ms/token", "latency_ms.normalized.p50", "lower"),
-    Row("normalized p99, ms/token", "latency_ms.normalized.p99", "lower"),
-    Row("E2E p50, ms", "latency_ms.e2e.from_intended.p50", "lower"),
-    Row("E2E from send p50, ms", "latency_ms.e2e.from_send.p50", "lower", foreign=True),
-    Row("output tokens/s", "throughput.output_tokens_per_s", "higher"),
-    Row("goodput, requests/s", "throughput.goodput_rps", "higher"),
-    Row("SLO attainment", "throughput.slo_attainment", "higher", share=True),
-    Row("deadline misses", "deadline_misses", "lower", optional=True),
-    Row("batch size mean", "steps.batch_size_mean", None),
-    Row("KV blocks mean", "steps.kv_live_mean", None),
-    Row("preemptions", "steps.preemptions", "lower"),
-    Row("recomputed tokens", "steps.recomputed_tokens", "lower"),
-    Row("queue, of E2E", "attribution.queue", "lower", share=True),
-    Row("stalled, of E2E", "attribution.stalled", "lower", share=True),
-    Row("held, of E2E", "attribution.held", "lower", share=True),
-    Row("device busy", "utilization.device_busy", None, share=True),
-    Row("completed", "counts.completed", "higher"),
-    Row("failed", "counts.failed", "lower"),
+    Row("steps.useful_token_fraction", "higher", share=True),
+    Row("latency_ms.ttft.from_intended.p50", "lower"),
+    Row("latency_ms.ttft.from_intended.p99", "lower"),
+    Row("latency_ms.ttft.from_send.p50", "lower", foreign=True),
+    Row("latency_ms.ttft.from_send.p99", "lower", foreign=True),
+    Row("latency_ms.ttfc.from_send.p50", "lower", foreign=True),
+    Row("latency_ms.tpot.p50", "lower"),
+    Row("latency_ms.tpot.p99", "lower"),
+    Row("stalls.longest_ms", "lower"),
+    Row("stalls.count", "lower"),
+    Row("stalls.seconds", "lower"),
+    Row("fluidity", "higher"),
+    Row("latency_ms.normalized.p50", "lower"),
+    Row("latency_ms.normalized.p99", "lower"),
+    Row("latency_ms.e2e.from_intended.p50", "lower"),
+    Row("latency_ms.e2e.from_send.p50", "lower", foreign=True),
+    Row("throughput.output_tokens_per_s", "higher"),
+    Row("throughput.goodput_rps", "higher"),
+    Row("throughput.slo_attainment", "higher", share=True),
+    Row("deadline_misses", "lower", optional=True),
+    Row("steps.batch_size_mean", None),
+    Row("steps.kv_live_mean", None),
+    Row("steps.preemptions", "lower"),
+    Row("steps.recomputed_tokens", "lower"),
+    Row("attribution.queue", "lower", share=True),
+    Row("attribution.stalled", "lower", share=True),
+    Row("attribution.held", "lower", share=True),
+    Row("utilization.device_busy", None, share=True),
+    Row("counts.completed", "higher"),
+    Row("counts.failed", "lower"),
 )
 
 
@@ -326,7 +332,7 @@ def null_notes(comparison: Comparison) -> list[str]:
         for row in shown_rows(comparison):
             if lookup(summary, row.path) is None:
                 reason = why_null(summary, row.path) or "not measured"
-                missing.setdefault(reason, []).append(row.label.partition(",")[0])
+                missing.setdefault(reason, []).append(name_of(row.path))
         for reason, labels in missing.items():
             runs.setdefault((", ".join(labels), reason), []).append(name)
     return [f"{MISSING} {', '.join(names)}: {labels}: {reason}" for (labels, reason), names in runs.items()]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.resources import as_file, files
+from io import TextIOWrapper
+from types import FrameType
 from typing import Any
 
+from workloads import output
 from workloads.errors import WorkloadError
 
 
@@ -15,13 +21,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 for a usage error, which is one line on standard error."""
     args = _parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
     except WorkloadError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, head for one, has seen enough
-        sys.stderr.close()
+        _mute()
         return 0
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        print(f"error: standard output: cannot be written ({exc.strerror})", file=sys.stderr)
+        _mute()
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,6 +94,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _mute() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _show(args: argparse.Namespace) -> int:
     from rich.console import Console
 
@@ -110,14 +128,16 @@ def _check(args: argparse.Namespace) -> int:
 def _fit(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from workloads.fitting.command import fit
+    from workloads.fitting.command import fit, refuse
 
+    refuse(args)
     return fit(args, _read(args), _console(Console))
 
 
 def _convert(args: argparse.Namespace) -> int:
     from workloads.convert import convert, lost, options, write
 
+    output.refuse("--out", args.out)
     trace = _read(args)
     lines = convert(trace, args.to)
     for note in (*lost(trace, args.to), *trace.notes):
@@ -173,7 +193,11 @@ def load_workload(name: str, settings: Sequence[str]) -> Any:
         except (OmegaConfBaseException, YAMLError) as exc:
             reason = " ".join(str(exc).splitlines()[:1]) or type(exc).__name__
             raise WorkloadError(f"{setting}: cannot be read ({reason}); quote odd values") from exc
-    return OmegaConf.to_container(node, resolve=True)
+    try:
+        return OmegaConf.to_container(node, resolve=True)
+    except OmegaConfBaseException as exc:
+        reason = " ".join(str(exc).splitlines()[:1])
+        raise WorkloadError(f"workload={name}: cannot be read ({reason})") from exc
 
 
 def _read(args: argparse.Namespace) -> Any:
@@ -195,5 +219,20 @@ def _reader_gone() -> None:
     raise BrokenPipeError
 
 
+def _leave(number: int, frame: FrameType | None) -> None:
+    """A signal. Not as KeyboardInterrupt, which an extension that is being loaded makes an ImportError of."""
+    output.clean()
+    os.write(2, b"interrupted\n")
+    os._exit(128 + number)
+
+
 if __name__ == "__main__":
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signal_number) is not signal.SIG_IGN:
+            signal.signal(signal_number, _leave)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # not where it was closed
+            stream.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.exit(main())

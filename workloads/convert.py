@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from workloads import output
 from workloads.errors import WorkloadError
 from workloads.readers.azure import COLUMNS as AZURE_COLUMNS
 from workloads.recorded import segments
@@ -54,6 +56,7 @@ def options(file: str, to: str) -> list[str]:
     """How other tools replay the file with its own times, one line each."""
     if to == "azure":
         return []
+    file = shlex.quote(file)
     return [
         f"vLLM      vllm bench serve --dataset-name timed_trace --dataset-path {file} --self-timed "
         "--timed-trace-chunk-hash-size 512 --timed-trace-sec-multiplier 0.001",
@@ -67,18 +70,16 @@ def options(file: str, to: str) -> list[str]:
 
 def write(lines: Iterator[str], path: str | Path) -> None:
     """Write lines to a file, gzipped when its name ends in .gz. Refuses to replace a file."""
-    path = Path(path)
-    try:
-        if path.suffix == ".gz":
-            with open(path, "xb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
+
+    def fill(partial: Path) -> None:
+        if str(path).endswith(".gz"):
+            with open(partial, "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
                 packed.writelines(line.encode() for line in lines)
         else:
-            with open(path, "x", encoding="utf-8", newline="") as plain:
+            with open(partial, "w", encoding="utf-8", newline="") as plain:
                 plain.writelines(lines)
-    except FileExistsError as exc:
-        raise WorkloadError(f"--out={path}: exists; remove it or choose another name") from exc
-    except OSError as exc:
-        raise WorkloadError(f"--out={path}: cannot be written ({exc.strerror or exc})") from exc
+
+    output.write("--out", path, fill)
 
 
 def _azure_lines(trace: Trace) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness import names
 from harness.capacity.command import Asked, about, new_folder
 from harness.capacity.configs import probe_config
 from harness.capacity.crossover import Crossing, Place, by_x, locate, next_place
@@ -276,18 +277,19 @@ def overtaker(pair: Pair, crossing: Crossing) -> str | None:
 
 def sentence(pair: Pair, crossing: Crossing, places: list[Place]) -> str:
     better, unit = overtaker(pair, crossing), UNITS[pair.over]
+    what = names.name(path_of(pair.metric) or pair.metric)
     span_text = f"[{places[0].x:.3g}, {places[-1].x:.3g}] {unit}" if places else "any place"
     if crossing.kind == "crossover":
         other = next(name for name in pair.names if name != better)
         return (
-            f"{pair.metric}: {better} overtakes {other} at {crossing.x:.3g} {unit} "
+            f"{what}: {better} overtakes {other} at {crossing.x:.3g} {unit} "
             f"(between {crossing.low:.3g} and {crossing.high:.3g})"
         )
     if crossing.kind == "none":
-        return f"{pair.metric}: no crossover in {span_text}; {better} is better throughout"
+        return f"{what}: no crossover in {span_text}; {better} is better throughout"
     if crossing.kind == "same":
-        return f"{pair.metric}: no crossover in {span_text}; the two are the same within 2 %"
-    return f"{pair.metric}: inconclusive in {span_text}: {crossing.reason}"
+        return f"{what}: no crossover in {span_text}; the two are the same within 2 %"
+    return f"{what}: inconclusive in {span_text}: {crossing.reason}"
 
 
 def conclude(folder: Path, facts: dict[str, Any], asked: Asked, pair: Pair, ended: str | None) -> int:

@@ -8,7 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
+from harness import names
 from harness.capacity.page import render, subtitle
+from harness.capacity.prober import path_of
 from harness.dashboard.colours import styles
 from harness.table import console_for, grid, number
 
@@ -43,6 +45,11 @@ def row_of(point: dict[str, Any], reference: str, arm: str) -> list[str]:
     ]
 
 
+def said(value: dict[str, Any]) -> str:
+    """What people call the metric."""
+    return names.label(path_of(value["metric"]) or value["metric"])
+
+
 def middle(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
@@ -56,7 +63,7 @@ def write_crossover(value: dict[str, Any], out: Path) -> None:
     looks = styles([each["engine"] for each in value["arms"]])
     rows = [row_of(point, reference, arm) for point in value["points"]]
     columns = [
-        *(value["over"], f"{value['metric']}, {reference}", arm),
+        *(value["over"], f"{said(value)}, {reference}", arm),
         *(f"{arm} / {reference}", f"{value['confidence']:.0%} interval", "rounds"),
     ]
     content = {
@@ -70,7 +77,7 @@ def write_crossover(value: dict[str, Any], out: Path) -> None:
         ],
         "verdict_rows": [
             {
-                "label": f"{value['metric']} at {number(point['x'])}",
+                "label": f"{said(value)} at {number(point['x'])}",
                 "cells": [number(middle(point[name])) for name in (reference, arm)],
             }
             for point in value["points"]
@@ -103,8 +110,8 @@ def _metric(value: dict[str, Any], looks: list[Any]) -> dict[str, Any]:
                 "marker": {"color": look.colour, "size": 7, "symbol": look.symbol},
             },
         ]  # fmt: skip
-    layout = {"xaxis": _axis(value), "yaxis": {"title": {"text": value["metric"]}, "type": "log"}}
-    return {"title": value["metric"], "data": traces, "layout": {**layout, "shapes": _band(value)}}
+    layout = {"xaxis": _axis(value), "yaxis": {"title": {"text": said(value)}, "type": "log"}}
+    return {"title": said(value), "data": traces, "layout": {**layout, "shapes": _band(value)}}
 
 
 def _ratio(value: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +130,7 @@ def _ratio(value: dict[str, Any]) -> dict[str, Any]:
     one = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}
     one |= {"line": {"color": "#808080", "width": 1, "dash": "dot"}}
     layout = {"xaxis": _axis(value), "yaxis": {"title": {"text": "ratio"}, "type": "log"}}
-    title = f"{value['metric']}: {arm} over {reference}"
+    title = f"{said(value)}: {arm} over {reference}"
     return {"title": title, "data": [trace], "layout": {**layout, "shapes": [one, *_band(value)]}}
 
 

@@ -49,6 +49,11 @@ def make_arms(base: Sequence[str], engines: Any, arms: Any) -> list[Arm]:
     return made
 
 
+def repeat_of(reference: str) -> str:
+    """The name of the reference's second pass in a round (A/A)."""
+    return f"{reference} again"
+
+
 def _listed(key: str, value: Any) -> Sequence[Any]:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",")]
@@ -67,7 +72,10 @@ def _engine(entry: Any) -> tuple[str, list[str]]:
 
 def _arm(entry: Any) -> tuple[str, list[str]]:
     if isinstance(entry, str):
-        texts = shlex.split(entry)
+        try:
+            texts = shlex.split(entry)
+        except ValueError as error:  # a quote without its other half
+            raise UsageError(f"arms: {entry}: cannot be read ({error})") from None
         return " ".join(text.lstrip("+") for text in texts), texts
     if not isinstance(entry, Mapping) or not all(isinstance(key, str) for key in entry):
         raise UsageError(f"arms: {entry}: needs an object or overrides, as in arms={AS}")
@@ -81,10 +89,16 @@ def _unique(key: str, named: Sequence[tuple[str, list[str]]]) -> list[tuple[str,
     for name in names:
         if not 0 < len(name) <= 80 or "\n" in name:
             raise UsageError(f"{key}: the name {name[:80]!r} needs 1 to 80 characters on one line")
-    return [
-        (f"{name} #{names[: i + 1].count(name)}" if names.count(name) > 1 else name, texts)
-        for i, (name, texts) in enumerate(named)
+    told = [
+        f"{name} #{names[: i + 1].count(name)}" if names.count(name) > 1 else name
+        for i, name in enumerate(names)
     ]
+    taken = {repeat_of(told[0])}
+    for name in told:
+        if name in taken:
+            raise UsageError(f"{key}: two arms would be called {name!r}; give one another name")
+        taken.add(name)
+    return [(name, texts) for name, (_, texts) in zip(told, named, strict=True)]
 
 
 def _written(value: Any) -> str:

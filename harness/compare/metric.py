@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from harness import names
 from harness.comparison import ROWS
 from harness.conf import UsageError
 from harness.stats import Better
@@ -36,7 +37,10 @@ class Metric:
 
     path: str
     better: Better
-    label: str
+
+    @property
+    def label(self) -> str:
+        return names.label(self.path)
 
     @property
     def column(self) -> str | None:
@@ -47,7 +51,7 @@ class Metric:
     @property
     def name(self) -> str:
         """The label without its unit: ratios have none."""
-        return self.label.partition(",")[0]
+        return names.name(self.path)
 
 
 def metric(text: str) -> Metric:
@@ -58,13 +62,13 @@ def metric(text: str) -> Metric:
         raise UsageError(f"metrics: {text}: needs {path}:lower or {path}:higher")
     for row in ROWS:
         if row.path == path and row.better in ("lower", "higher"):
-            return Metric(path, direction or row.better, row.label)  # type: ignore[arg-type]
+            return Metric(path, direction or row.better)  # type: ignore[arg-type]
     tail = re.sub(r"^(steady|by_(class|tenant)\.[^.]+)\.", "", path)
     for pattern, better in DIRECTIONS:
         if re.match(pattern, tail):
-            return Metric(path, direction or better, path)  # type: ignore[arg-type]
+            return Metric(path, direction or better)  # type: ignore[arg-type]
     if direction and re.match(r"[a-z_]+(\.|$)", path):
-        return Metric(path, direction, path)  # type: ignore[arg-type]
+        return Metric(path, direction)  # type: ignore[arg-type]
     known = ", ".join(DEFAULTS)
     raise UsageError(
         f"metrics: {text}: is no figure of summary.json whose good direction is known; write {path}:lower or "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.arms import Arm
+from harness.compare.arms import Arm, repeat_of
 from harness.compare.order import orders
-from harness.compare.rounds import repeat_of, warm_up_requests
+from harness.compare.rounds import warm_up_requests
 from harness.compare.settings import Settings
 from harness.eta import duration, eta
 from harness.plan import describe, draw_schedule

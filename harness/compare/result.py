@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.compare.arms import Arm
+from harness.compare.arms import Arm, repeat_of
 from harness.compare.judge import Judged, is_undecided, judge, per_request, sentence, trend
 from harness.compare.metric import number_at
-from harness.compare.rounds import Round, repeat_of
+from harness.compare.rounds import Round
 from harness.compare.settings import Settings
 
 SCHEMA_VERSION = 1

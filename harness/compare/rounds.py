@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from harness.cli import put, say
-from harness.compare.arms import Arm
+from harness.compare.arms import Arm, repeat_of
 from harness.compare.order import orders
 from harness.compare.settings import Settings
 from harness.conf import UsageError
@@ -61,11 +61,6 @@ class Round:
 
 class Ended(Exception):
     """The comparison ends before its time; the message says why, in one line."""
-
-
-def repeat_of(reference: str) -> str:
-    """The name of the reference's second pass in a round."""
-    return f"{reference} again"
 
 
 class Bench:

@@ -11,7 +11,6 @@ Hydra and OmegaConf are imported inside the functions, so that `--help` stays qu
 from __future__ import annotations
 
 import difflib
-import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -91,7 +90,7 @@ def expand(args: list[str]) -> list[list[str]]:
             continue
         try:
             names = list(itertools.islice(override.sweep_string_iterator(), MAX_COMBINATIONS + 1))
-        except HydraException:  # interval() and glob() name no list of values
+        except (HydraException, ValueError):  # interval() and glob() name no list of values, a step of 0 none
             raise UsageError(f"{text}: sweep with a,b,c or choice(a,b) or range(start,stop,step)") from None
         if not names:
             raise UsageError(f"{text}: is an empty sweep; give at least one value")
@@ -215,7 +214,7 @@ def _set(cfg: DictConfig, override: Override, text: str) -> None:
         if not isinstance(value, dict):
             known = "; set one of: " + ", ".join(f"{key}.{k}" for k in node)
             raise UsageError(f"{text}: {key} holds settings{known if node else f', as {key}.name=value'}")
-        for name in _leaves(value, key):
+        for name, _ in _leaves(value, key):
             _check_known(cfg, name, text)
     if OmegaConf.is_list(node) and isinstance(value, dict):
         raise UsageError(f"{text}: needs a list, as {key}=[...]")
@@ -236,7 +235,9 @@ def _check_known(cfg: DictConfig, key: str, text: str) -> None:
         known = [str(k) for k in parent]  # `in` would miss a mandatory key without value
         if part not in known:
             inside = ".".join(path[:depth])
-            elsewhere = [k for k in _leaves(OmegaConf.to_container(cfg), "") if k.split(".")[-1] == path[-1]]
+            elsewhere = [
+                k for k, _ in _leaves(OmegaConf.to_container(cfg), "") if k.split(".")[-1] == path[-1]
+            ]
             near = difflib.get_close_matches(part, known, n=1)
             suggestion = f"{inside}.{near[0]}" if near and inside else near[0] if near else None
             what = f"{key} is not a setting"
@@ -247,10 +248,10 @@ def _check_known(cfg: DictConfig, key: str, text: str) -> None:
             parent = parent._get_node(part)  # the node itself: a missing value must not raise here
 
 
-def _leaves(tree: Any, prefix: str) -> Iterator[str]:
-    """Dotted names of all leaves of nested dictionaries."""
+def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of all leaves of nested dictionaries."""
     if not isinstance(tree, dict):
-        yield prefix
+        yield prefix, tree
         return
     for name, value in tree.items():
         yield from _leaves(value, f"{prefix}.{name}" if prefix else str(name))
@@ -272,9 +273,9 @@ def _resolve(cfg: DictConfig) -> None:
         why = f" with {group}={name}" if name else ""
         raise UsageError(f"{key} is needed{why}: {NEEDED.get(key, 'it has no default')}")
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
-    for key in _leaves(raw, ""):
+    for key, value in _leaves(raw, ""):
         # An escaped \${...} is text now; whoever reads config.yaml would take it for a reference.
-        if "${" in str(functools.reduce(lambda node, part: node[part], key.split("."), raw)):
+        if "${" in str(value):
             raise UsageError(f"{key}: must not hold ${{...}} as text; config.yaml could not be read back")
     OmegaConf.set_struct(cfg, True)
 

@@ -25,6 +25,8 @@ PRESETS = {
     "no_evict": "#FF69A5",
     "prefill_first": "#D29600",
 }
+METRICS = {"tokens/s": "#04AEAE", "goodput": "#BC3CDD", "TPOT": "#A6543F"}
+"""For figures that show several metrics of one engine, so that no line is taken for an engine."""
 OTHERS = ("#A6611A", "#6E8B00", "#4D4DFF", "#008B8B", "#B35FD6", "#8A7000", "#7F5F4F", "#3C86C6")
 """For engines of other names, foreign servers for one: by a hash of the name."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")

@@ -45,6 +45,10 @@ TO_SVG = (
 KEY = """id => document.getElementById(id).data.filter(t => t.name && t.showlegend !== false)
   .map(t => [t.name, [t.line?.color, t.marker?.color].find(c => typeof c === "string") || "#999999",
     t.line?.dash || "solid"])"""
+SEATS = "Slot timeline"
+SEATS_KEY = """() => [document.getElementById("seats").layout.height,
+  [...document.querySelectorAll("#seat-key > span")].map(label => [label.textContent,
+    label.firstChild.style.background.match(/rgb\\([^)]*\\)|#\\w+/)[0], "solid"])]"""
 STROKES = {"dash": "5 3", "dot": "2 2.5", "dashdot": "6 2 2 2", "longdash": "8 3", "longdashdot": "8 2 2 2"}
 """Plotly's names of broken lines, as they are drawn in the key."""
 
@@ -98,13 +102,7 @@ def export_figures(
                 uri = page.evaluate(TO_SVG, [plot.figure["id"], plot.width, plot.plot_height])
                 images.append(plot.svg(unquote(uri.partition(",")[2]), theme))
             for image, plot, (_, path) in zip(images, plots, figures, strict=True):
-                data = image.encode()
-                if path.suffix.lower() == ".png":
-                    page.set_content(
-                        f"<style>body{{margin:0}}svg{{display:block}}</style>{plot.inline(image)}"
-                    )
-                    data = page.locator("svg").first.screenshot()
-                _write(path, data)
+                _save(page, plot, image, path)
         except failure as error:
             raise ExportError(f"chromium could not draw the figures: {str(error).splitlines()[0]}") from None
     return [path for _, path in figures]
@@ -129,7 +127,42 @@ def export_page(
         raise ExportError(f"--format={format}: choose from: {', '.join(FORMATS)}")
     figures = [(figure, title_of(figure)) for figure in _figures_of(html)]
     paths = [folder / f"{number:02d}-{slug(title)}.{format}" for number, (_, title) in enumerate(figures, 1)]
-    return export_figures(list(zip((f for f, _ in figures), paths, strict=True)), width, theme=theme)
+    drawn = export_figures(list(zip((f for f, _ in figures), paths, strict=True)), width, theme=theme)
+    if 'id="seats"' in html:
+        drawn.append(
+            _export_seats(html, folder / f"{len(paths) + 1:02d}-{slug(SEATS)}.{format}", width, theme)
+        )
+    return drawn
+
+
+def _export_seats(html: str, path: Path, width: int, theme: str) -> Path:
+    """The slot timeline as the page opens: its script draws it from packed columns, so the page itself is
+    opened for it."""
+    plot = _Plot({"title": SEATS, "layout": {}}, width, None)
+    with _browser() as (browser, failure):
+        try:
+            size = {"width": max(300, round(plot.width)), "height": 900}
+            page = browser.new_context(
+                color_scheme=theme, device_scale_factor=SCALE, viewport=size
+            ).new_page()
+            page.set_content(html)
+            page.wait_for_selector("body[data-ready=yes]")
+            page.wait_for_selector("#seats[data-ready=yes]")
+            plot.plot_height, key = page.evaluate(SEATS_KEY)
+            plot.set_key(key)
+            uri = page.evaluate(TO_SVG, ["seats", plot.width, plot.plot_height])
+            _save(page, plot, plot.svg(unquote(uri.partition(",")[2]), theme), path)
+        except failure as error:
+            raise ExportError(f"chromium could not draw {path.name}: {str(error).splitlines()[0]}") from None
+    return path
+
+
+def _save(page: Any, plot: _Plot, image: str, path: Path) -> None:
+    data = image.encode()
+    if path.suffix.lower() == ".png":
+        page.set_content(f"<style>body{{margin:0}}svg{{display:block}}</style>{plot.inline(image)}")
+        data = page.locator("svg").first.screenshot()
+    _write(path, data)
 
 
 def title_of(figure: Any) -> str:

@@ -11,36 +11,42 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.comparison import SAME, Comparison, is_reliable
+from harness.dashboard.headline import headline, leads, validity
 from harness.dashboard.shown import Shown
+from harness.names import label as label_of
+from harness.names import name as name_of
 from harness.slo import shown as shown_slo
 from harness.table import lookup, number, percent
 
 
 @dataclass(frozen=True)
 class Metric:
-    label: str
     path: str
     better: str  # lower | higher
     share: bool = False
+
+    @property
+    def label(self) -> str:
+        return label_of(self.path)
 
     def text(self, value: Any) -> str:
         return percent(value) if self.share else number(value)
 
 
 METRICS = (
-    Metric("TTFT p50, ms", "latency_ms.ttft.from_intended.p50", "lower"),
-    Metric("TTFT p99, ms", "latency_ms.ttft.from_intended.p99", "lower"),
-    Metric("TPOT p50, ms", "latency_ms.tpot.p50", "lower"),
-    Metric("TPOT p99, ms", "latency_ms.tpot.p99", "lower"),
-    Metric("ITL p99, ms", "latency_ms.itl.p99", "lower"),
-    Metric("E2E p50, ms", "latency_ms.e2e.from_intended.p50", "lower"),
-    Metric("E2E p99, ms", "latency_ms.e2e.from_intended.p99", "lower"),
-    Metric("output tokens/s", "throughput.output_tokens_per_s", "higher"),
-    Metric("goodput, requests/s", "throughput.goodput_rps", "higher"),
-    Metric("SLO attainment", "throughput.slo_attainment", "higher", share=True),
+    Metric("latency_ms.ttft.from_intended.p50", "lower"),
+    Metric("latency_ms.ttft.from_intended.p99", "lower"),
+    Metric("latency_ms.tpot.p50", "lower"),
+    Metric("latency_ms.tpot.p99", "lower"),
+    Metric("latency_ms.itl.p99", "lower"),
+    Metric("latency_ms.e2e.from_intended.p50", "lower"),
+    Metric("latency_ms.e2e.from_intended.p99", "lower"),
+    Metric("throughput.output_tokens_per_s", "higher"),
+    Metric("throughput.goodput_rps", "higher"),
+    Metric("throughput.slo_attainment", "higher", share=True),
 )
 TILES = (
-    *(Metric("SLO attainment", "throughput.slo_attainment", "higher", share=True), METRICS[8], METRICS[7]),
+    *(Metric("throughput.slo_attainment", "higher", share=True), METRICS[8], METRICS[7]),
     *(*METRICS[:4], METRICS[5]),
 )
 MOST_COLUMNS = 4
@@ -90,7 +96,7 @@ def _of_summaries(runs: Sequence[Shown], comparison: Comparison) -> dict[str, An
             continue
         sound = [(run, value) for run, value in values if value is not None and run.summary.get("valid")]
         best, sure = _winner(sound, metric) if comparison.comparable else (None, False)
-        label = metric.label.partition(",")[0]
+        label = name_of(metric.path)
         if best is not None and sure:
             won.setdefault(best.name, []).append(label)
         elif best is not None:
@@ -240,7 +246,6 @@ def _of_rounds(runs: Sequence[Shown], compared: dict[str, Any]) -> dict[str, Any
     others = [name for name in arms if name != reference]
     colours = {run.name: run.style.colour for run in runs}
     said = compared.get("verdict") or {}
-    text = said.get("text") if isinstance(said, dict) else str(said)
     decided = "inconclusive" not in str(said.get("outcome", said) if isinstance(said, dict) else said)
     rows = []
     for path, metric in (compared.get("metrics") or {}).items():
@@ -252,18 +257,21 @@ def _of_rounds(runs: Sequence[Shown], compared: dict[str, Any]) -> dict[str, Any
             if effect.get("ratio"):
                 span = (effect["low"], effect["high"]) if effect.get("low") and effect.get("high") else None
                 marks.append((colours.get(name, "#777777"), effect["ratio"], span))
-        label = metric.get("label") or next((m.label for m in METRICS if m.path == path), path)
-        rows.append({"label": str(label), "cells": cells, "forest": forest(marks, 1.0)})
-    rounds = compared.get("rounds") or []
-    valid = sum(1 for one in rounds if one.get("valid", True))
-    lines = [f"{valid} valid rounds of {len(rounds)}, arms interleaved; factors against {reference}."]
+        rows.append({"label": label_of(path), "cells": cells, "forest": forest(marks, 1.0)})
+    judged = bool(rows) and not compared.get("refused")
+    text = str(said.get("text") or "") if isinstance(said, dict) else str(said)
+    lines = leads(compared) if judged else [text]
+    lines += [f"{validity(compared)}, arms interleaved; factors against {reference}."]
     lines += [f"Refused: {reason}" for reason in compared.get("refused") or []]
+    alarms = _alarms(compared.get("drift") or {})
+    if alarms:
+        lines.append(f"{reference} differed from itself on {_listed(alarms)}: trust no small effect.")
     lines += _drift(compared.get("drift") or {})
-    kind = "bad" if compared.get("refused") else "good" if decided else "warn"
+    kind = "bad" if compared.get("refused") else "good" if decided and not alarms else "warn"
     columns = [{"name": name, "colour": colours.get(name, "")} for name in others]
     return {
         "kind": kind,
-        "headline": text or "No verdict",
+        "headline": headline(compared) if judged else "No verdict",
         "lines": lines,
         "columns": columns,
         "rows": rows,
@@ -286,13 +294,23 @@ def _effect_cell(name: str, path: str, effect: dict[str, Any]) -> dict[str, Any]
     return {**cell, "ratio": "", "name": name, "path": path, "value": effect.get("ratio")}
 
 
+def _alarms(drift: dict[str, Any]) -> list[str]:
+    """Figures in which the reference was told apart from itself."""
+    return [
+        name_of(path)
+        for path, part in drift.items()
+        if isinstance(part, dict)
+        and part.get("kind") == "again"
+        and part.get("verdict") in ("better", "worse")
+    ]
+
+
 def _drift(drift: dict[str, Any]) -> list[str]:
     """What the reference did against itself, or all passes over time: the noise that a factor stands in."""
     told: dict[str, list[str]] = {}
     for path, part in drift.items():
         if isinstance(part, dict) and part.get("low") is not None and part.get("high") is not None:
-            label = next((m.label.partition(",")[0] for m in METRICS if m.path == path), path)
-            span = f"{label} {number(part['low'])}x to {number(part['high'])}x"
+            span = f"{name_of(path)} {number(part['low'])}x to {number(part['high'])}x"
             told.setdefault(str(part.get("kind")), []).append(span)
     words = {"trend": "Drift over the rounds", "again": "The reference against itself (A/A)"}
     return [f"{words.get(kind, 'Drift')}: {', '.join(spans[:4])}." for kind, spans in told.items()]

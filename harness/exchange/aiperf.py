@@ -30,6 +30,10 @@ END = "AIPerf's latency ends with the last response, ours with the last token"
 PACE = "AIPerf's ITL ends with the last response, and versions differ in what they divide by"
 
 
+class VersionError(ValueError):
+    """Fields of another version may mean something else."""
+
+
 def is_mine(value: Mapping[str, Any]) -> bool:
     if "aiperf_version" in value:
         return True
@@ -45,6 +49,10 @@ def is_record(value: Mapping[str, Any]) -> bool:
 
 
 def read(value: Mapping[str, Any], assumed: frozenset[str]) -> Result:
+    schema = text(value.get("schema_version"))
+    if schema is not None and schema.partition(".")[0] != "1":
+        raise VersionError(f"aiperf's schema_version {schema}; 1.x is read")
+
     def block(name: str) -> Figure:
         found = part(value, name)
         unit = found.get("unit")

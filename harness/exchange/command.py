@@ -73,6 +73,8 @@ def write_out(run_dir: str, to: str, out: Path) -> int:
     engine = run.config.get("engine")
     api = engine.get("api", "completions") if isinstance(engine, dict) else None
     text = to_json(FORMATS[to](summarize(run), api))
+    if out.exists() and not out.is_file():  # a device would be replaced by a file
+        raise ResultError(f"cannot write {out}: not a regular file")
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")

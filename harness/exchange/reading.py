@@ -47,6 +47,8 @@ def imported(path: str | Path, assume: tuple[str, ...] = ()) -> dict[str, Any]:
             raise ResultError(f"{path}: there are {len(found)} results in it, counted from 1")
         name = file.name if wanted is None else f"{file.name}#{wanted}"
         return summary_of(found[chosen - 1], name, assumed)
+    except aiperf.VersionError as error:
+        raise ResultError(f"{file}: {error}") from None
     except RecursionError as error:
         raise ResultError(f"{file}: nested too deeply to be a result file") from error
 

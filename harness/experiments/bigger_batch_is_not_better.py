@@ -1,10 +1,10 @@
 """A bigger batch is not better past the ridge: throughput stops growing, the time of a token does not.
 
-The engine is asked for more than it can do, with max_num_seqs from 4 to 256. Up to the ridge, where a decode
+As many users as there are seats each ask again as soon as they have their answer (a closed loop), so that
+every seat is taken, with max_num_seqs from 4 to 256. Up to the ridge, where a decode
 step takes twice as long as it does for nobody, seats buy throughput for little; past it they buy little,
 for TPOT in proportion. So goodput, the requests a second that meet both limits, has its best in the middle.
-The rate and the TPOT limit are multiples of what this machine does, so that the question is the same
-everywhere.
+The TPOT limit is a multiple of what this machine does, so that the question is the same everywhere.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 SEATS = (4, 8, 16, 32, 64, 128, 256)
-LOAD = 1.1
-"""Of what most seats do of a backlog."""
+TURNS, LEAST = 4, 64
+"""Requests of each user, and of all together at least."""
 TTFT_MS, TPOT_TIMES = 2000.0, 3.0
 """Limits: the second in TPOT of an idle engine."""
 
@@ -39,20 +39,15 @@ def goodput(played: Played, ttft_ms: float, tpot_ms: float) -> float:
 
 def run(bench: Bench) -> Findings:
     seats = (1, 8, 64) if bench.smoke else SEATS
-    most = f"engine.max_num_seqs={seats[-1]}"
     idle = outcome(bench.play("engine.max_num_seqs=1", "load.requests=5", "workload.rate=0.8")[0])
-    requests = 64 if bench.smoke else 400
-    at_once = ("workload.rate=null", "workload.arrivals.kind=at_once", f"load.requests={requests}")
-    full = outcome(bench.play(most, *at_once)[0])
-    capacity = full.completed / full.seconds
     limit = TPOT_TIMES * idle.tpot_p50_ms
     plays: dict[int, Played] = {}
     for number_of in seats:
         bench.say(f"{bench.name}: {number_of} seats")
         (plays[number_of],) = bench.play(
             f"engine.max_num_seqs={number_of}",
-            f"workload.rate={LOAD * capacity:.4g}",
-            f"load.requests={requests}",
+            f"load.requests={max(LEAST, TURNS * number_of)}",
+            clients=number_of,
         )
     found = {n: outcome(played) for n, played in plays.items()}
     good = {n: goodput(played, TTFT_MS, limit) for n, played in plays.items()}
@@ -81,9 +76,9 @@ def run(bench: Bench) -> Findings:
         because=(
             f"a pass takes {cost.step * 1e3:.1f} ms and {cost.row * 1e3:.2f} ms for each sequence in it, "
             "so the ridge is "
-            f"at {cost.ridge:.0f}. With fewer seats who waits misses the TTFT limit of {TTFT_MS:.0f} ms, "
-            "with more "
-            f"everybody misses the TPOT limit of {limit:.1f} ms."
+            f"at {cost.ridge:.0f}. With fewer seats less is served, with more "
+            f"everybody misses the TPOT limit of {limit:.1f} ms. Every seat is taken: a closed loop of as "
+            "many users as seats."
         ),
         tables=[
             Table(
@@ -110,29 +105,30 @@ def run(bench: Bench) -> Findings:
                 ],
             )
         ],
-        ratios={"most seats": bench.ratios(plays[seats[-1]], cost, full.output_tokens_per_s)},
+        ratios={"most seats": bench.ratios(plays[seats[-1]], cost)},
         figure=_figure(seats, found, good, cost.ridge, limit),
         outcomes={"goodput": {str(n): v for n, v in good.items()}, **{str(n): o for n, o in found.items()}},
     )
 
 
 def _figure(seats, found, good, ridge, limit) -> Figure:
+    from harness.dashboard.colours import METRICS
     from harness.experiments.figures import chart, level, line, moment
 
     figure = chart("Seats past the ridge", "max_num_seqs", "of the best", x_type="log")
     tokens = [found[n].output_tokens_per_s for n in seats]
-    line(figure, "continuous", seats, [t / max(tokens) for t in tokens], "tokens/s")
-    line(figure, "chunked", seats, [good[n] / max(good.values()) for n in seats], "goodput")
+    line(figure, "tokens/s", seats, [t / max(tokens) for t in tokens], "tokens/s")
+    line(figure, "goodput", seats, [good[n] / max(good.values()) for n in seats], "goodput")
     tpot = [found[n].tpot_p50_ms for n in seats]
     line(
         figure,
-        "static",
+        "TPOT",
         seats,
         [t / max(tpot) for t in tpot],
         f"TPOT p50 (limit {limit:.0f} ms: dotted)",
         style=1,
     )
-    level(figure, limit / max(tpot), "", "#D55E00")
+    level(figure, limit / max(tpot), "", METRICS["TPOT"])
     moment(figure, ridge, "ridge")
     figure.update_xaxes(tickvals=list(seats), range=[-0.05, math.log10(seats[-1]) + 0.05])
     figure.update_yaxes(range=[0, 1.1])

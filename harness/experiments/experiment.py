@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
     from engines.runner import ModelRunner
-    from workloads.schedule import Schedule
+    from workloads.schedule import Schedule, ScheduledRequest
 
 HELD, PARTLY, NOT = "held", "partly", "not held"
 ROUNDS = 3
@@ -103,16 +103,20 @@ class Bench:
             cfg.workload.rate = float(rates[-1].partition("=")[2])
         return cfg
 
-    def play(self, *overrides: str, cost: Cost | None = None, times: int = 1) -> list[Played]:
-        """One pass for each of `times`, on one engine. cost: of virtual time."""
+    def play(
+        self, *overrides: str, cost: Cost | None = None, times: int = 1, clients: int | None = None
+    ) -> list[Played]:
+        """One pass for each of `times`, on one engine. cost: of virtual time. clients: a closed loop of so
+        many, each with its share of the requests, one after the other."""
         cfg = self.config(*overrides)
         config, schedule = EngineConfig.from_mapping(dict(cfg.engine)), draw_schedule(cfg)
+        rows = schedule if clients is None else closed_loop(schedule, clients)
         if not self.real:
-            return play_virtual(config, schedule, cost, times)
+            return play_virtual(config, rows, cost, times)
         runner = self._runner(config, cfg.model, schedule)
         vocab = runner.loaded.config.vocab
         gc.collect()
-        return play_real(config, schedule, runner, vocab, times)
+        return play_real(config, rows, runner, vocab, times)
 
     def rounds(
         self, points: Mapping[str, Sequence[str]], rounds: int = ROUNDS, cost: Cost | None = None
@@ -144,6 +148,20 @@ class Bench:
             ]
             play_real(config, warm, runner, runner.loaded.config.vocab)
         return self._runners[key]
+
+
+def closed_loop(rows: Iterable[ScheduledRequest], clients: int) -> list[ScheduledRequest]:
+    """The same requests, dealt out to clients: the next one of each comes when its last one has ended."""
+    return [
+        replace(
+            row,
+            arrival_s=0.0,
+            session=f"client-{i % clients}",
+            turn=i // clients,
+            think_s=None if i < clients else 0.0,
+        )
+        for i, row in enumerate(rows)
+    ]
 
 
 def medians(

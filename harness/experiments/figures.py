@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from harness.dashboard.colours import colour
+from harness.dashboard.colours import METRICS, colour
 
 WIDTH, HEIGHT = 840, 400
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -41,13 +41,17 @@ def line(
     mode: str = "lines+markers",
     **more: object,
 ) -> None:
-    """style: 0, 1, ... tells lines of one engine apart."""
+    """style: 0, 1, ... tells lines of one engine apart. engine: or a metric of METRICS."""
     figure.add_scatter(
         x=_round(x),
         y=_round(y),
         name=name or engine,
         mode=mode,
-        line={"color": colour(engine), "dash": DASHES[style % len(DASHES)], "width": 2.5},
+        line={
+            "color": METRICS.get(engine) or colour(engine),
+            "dash": DASHES[style % len(DASHES)],
+            "width": 2.5,
+        },
         marker={"size": 8},
         **more,
     )

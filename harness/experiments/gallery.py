@@ -23,14 +23,23 @@ from harness.experiments.result import markdown
 DEFAULT = Path("results/gallery")
 WIDTH = 1680  # pixels of a picture, two to a pixel of its layout
 CSS = """
+:root { color-scheme: light dark; --line: #ddd; --held: #00664a; --partly: #7a4b00; --not: #a33f00 }
 body { font: 16px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
 table { border-collapse: collapse; width: 100%; font-size: .9rem }
-td, th { border-bottom: 1px solid #ddd; padding: .35rem .5rem; text-align: left; vertical-align: top }
-.held { color: #00664a } .partly { color: #7a4b00 } .not { color: #a33f00 }
+td, th { border-bottom: 1px solid var(--line); padding: .35rem .5rem; text-align: left; vertical-align: top }
+.held { color: var(--held) } .partly { color: var(--partly) } .not { color: var(--not) }
 td:nth-child(3) { white-space: nowrap; font-weight: 600 }
 figure { margin: 3rem 0 }
-img { max-width: 100%; height: auto; border: 1px solid #eee } h2 { margin-bottom: .2rem }
-@media (max-width: 40rem) { table, tbody, tr, td { display: block } thead { display: none } }
+img { max-width: 100%; height: auto; border: 1px solid var(--line) } h2 { margin-bottom: .2rem }
+@media (max-width: 40rem) {
+  table, tbody, tr, td { display: block } thead { display: none }
+  td { border: 0; padding: .1rem 0 } tr { border-bottom: 1px solid var(--line); padding: .6rem 0 }
+  td[data-is]::before { content: attr(data-is) ": "; opacity: .7; font-weight: 400 }
+}
+@media (prefers-color-scheme: dark) {
+  :root { --line: #444; --held: #4fc796; --partly: #f0bd5a; --not: #ff8b70 }
+  body { background: #14171b; color: #e7eaee } a { color: #8ab4ff } a:visited { color: #c3a6ff }
+}
 """
 
 
@@ -149,15 +158,16 @@ def page(found: list[dict[str, Any]]) -> str:
         name, title = escape(one["name"]), escape(one["title"])
         kind = one["verdict"].split()[0]
         picture = escape(one["figure"]["layout"]["title"]["text"], quote=True)
-        cells = [escape(one["source"]), f"<td class={kind}>{escape(one['verdict'])}</td>"]
+        source, verdict = escape(one["source"]), f"<td class={kind}>{escape(one['verdict'])}</td>"
+        first = one["claims"][0]
         rows.append(
-            f'<tr><td><a href="#{name}">{title}</a></td><td>{cells[0]}</td>{cells[1]}'
-            f"<td>{escape(one['claims'][0]['published'])}</td><td>{escape(one['claims'][0]['measured'])}</td></tr>"
+            f'<tr><td><a href="#{name}">{title}</a></td><td>{source}</td>{verdict}'
+            f"{_told('published', first['published'])}{_told('measured', first['measured'])}</tr>"
         )
         claims = "".join(
-            f"<tr><td>{escape(c['text'])}</td><td>{escape(c['published'])}</td>"
+            f"<tr><td>{escape(c['text'])}</td>{_told('published', c['published'])}"
             f"<td class={'held' if c['held'] else 'not'}>{'held' if c['held'] else 'not held'}</td>"
-            f"<td>{escape(c['measured'])}</td></tr>"
+            f"{_told('measured', c['measured'])}</tr>"
             for c in one["claims"]
         )
         figures.append(
@@ -177,6 +187,11 @@ def page(found: list[dict[str, Any]]) -> str:
         "<table><thead><tr><th>experiment<th>source<th>verdict<th>published<th>measured</thead><tbody>"
         f"{''.join(rows)}</tbody></table>{''.join(figures)}</body></html>\n"
     )
+
+
+def _told(what: str, text: str) -> str:
+    """A cell that says what it is where a narrow screen has no room for the head."""
+    return f'<td data-is="{what}">{escape(text)}</td>'
 
 
 def machine(found: list[dict[str, Any]]) -> str:

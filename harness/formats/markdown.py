@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.formats.report import Figure, Report
+from harness.names import label, name
 from harness.table import MISSING, UNRELIABLE, number
 
 HEAD = (
@@ -18,7 +19,7 @@ def markdown(report: Report) -> str:
     """A section that can follow another one: a heading with the outcome, the reasons, the table."""
     run, baseline = (_plain(text) for text in (report.run, report.baseline))
     parts = [f"### Gate: {report.outcome}, {_plain(report.name)}\n\nRun {run} against {baseline}.\n"]
-    reasons = [*report.reasons, *(f"{f.metric}: {f.reason}" for f in report.figures if f.reason)]
+    reasons = [*report.reasons, *(f"{name(f.metric)}: {f.reason}" for f in report.figures if f.reason)]
     if reasons:
         parts.append("".join(f"- {_plain(reason)}\n" for reason in reasons))
     if report.figures:
@@ -38,7 +39,14 @@ def _row(figure: Figure, paired: bool) -> str:
         ci = figure.ci95
         middle = [f"{number(ci[0])} to {number(ci[1])}" if ci is not None else MISSING, change]
     verdict = f"**{figure.word}**" if figure.gate and figure.verdict in BOLD else figure.word
-    cells = [_plain(figure.metric), number(figure.baseline), now, *middle, number(figure.limit), verdict]
+    cells = [
+        _plain(label(figure.metric)),
+        number(figure.baseline),
+        now,
+        *middle,
+        number(figure.limit),
+        verdict,
+    ]
     return f"| {' | '.join(cells)} |\n"
 
 

@@ -30,7 +30,7 @@ from harness.gate.rounds import Round, Runner, absolute, announce, told
 from harness.gate.rules import Rules, default_rules, load_rules
 from harness.gate.show import machine_line, print_result
 from harness.interrupt import Interruption
-from harness.metrics.summary import clean, to_json
+from harness.metrics.summary import clean
 from harness.records import write_json
 
 ROUNDS, MAX_ROUNDS = 5, 20
@@ -262,6 +262,6 @@ def write(path: Path, summary: dict[str, Any], rules: Rules | None) -> int:
         return INVALID
     baseline = make_baseline(summary, load_baseline(path) if path.exists() else None, rules)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_json(baseline), encoding="utf-8")
+    write_json(path, clean(baseline))  # in one step: a full disk leaves the committed one as it was
     put(json.dumps({"baseline": str(path), "run": baseline["run"], "metrics": list(baseline["metrics"])}))
     return PASS

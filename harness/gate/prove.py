@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import child
 from harness.cli import guard, put, say
 from harness.conf import UsageError
 from harness.gate.outcome import PASS, REGRESSION
@@ -60,17 +61,13 @@ def clones(folder: Path, slow: float) -> dict[str, Tree]:
 def compare(tree: Tree, options: Sequence[str], under: Sequence[str], output: Path) -> dict[str, Any]:
     """One gate of the clone's working tree against the commit that it was made from: its JSON line."""
     command = [*under, sys.executable, "-m", "harness.gate", "--base-ref", tree.sha, *options]
-    done = subprocess.run(
-        [*command, f"output.dir='{output}'"],
-        cwd=tree.folder,
-        env=environment(tree),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    how = {"cwd": tree.folder, "env": environment(tree), "stdout": subprocess.PIPE, "text": True}
+    with child.running([*command, f"output.dir='{output}'"], **how) as gate:
+        said, _ = gate.communicate()
     try:
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        return dict(json.loads(said.splitlines()[-1]))
     except (IndexError, ValueError):
-        raise UsageError(f"the gate ended with code {done.returncode}; see above") from None
+        raise UsageError(f"the gate ended with code {gate.returncode}; see above") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

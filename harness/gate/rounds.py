@@ -14,20 +14,18 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import child
 from harness.cli import USAGE, say
 from harness.conf import UsageError
 from harness.gate.reading import read_summary
 from harness.gate.revision import Tree
 
 PACKAGES = ("harness", "engines", "kernels", "workloads")
-ENDING_S = 30.0
-"""A run that was interrupted writes what it has measured."""
 WHOSE = "import importlib.util as u\nfor name in {!r}: print(u.find_spec(name).origin)"
 
 
@@ -101,14 +99,14 @@ class Runner:
         log = self.folder / f"{self._number:02}-{tree.name}.log"
         command = [sys.executable, "-m", "harness", *self.overrides, f"output.dir={_quoted(output)}"]
         with log.open("wb") as file:
-            self.child = subprocess.Popen(
+            self.child = child.start(
                 command,
                 cwd=tree.folder,
                 env=environment(tree),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C reaches us alone, and we end it
+                start_new_session=True,  # a Ctrl-C reaches us alone, and we end it; so does our death
             )
             try:
                 code = self.child.wait()
@@ -118,14 +116,9 @@ class Runner:
 
     def end(self) -> None:
         """The run under way, if there is one: asked to end, then killed."""
-        if self.child is None:
-            return
-        if self.child.poll() is None:
-            self.child.send_signal(signal.SIGINT)
-            deadline = time.monotonic() + ENDING_S
-            while self.child.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.05)
-        self.kill()
+        if self.child is not None:
+            child.end(self.child)
+        self.child = None
 
     def kill(self) -> None:
         """At once. Its server sees the end of its input."""
@@ -166,7 +159,7 @@ def absolute(overrides: Sequence[str]) -> list[str]:
         key, sign, value = override.partition("=")
         named = value.strip("'\"")
         is_path = os.sep in named or bool(Path(named).suffix)
-        if sign and is_path and not Path(named).is_absolute() and Path(named).exists():
+        if sign and is_path and not Path(named).is_absolute() and os.path.exists(named):
             changed.append(f"{key}={_quoted(Path(named).resolve())}")
         else:
             changed.append(override)

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from harness.formats import Figure, Report
 from harness.gate.outcome import Result
+from harness.names import label, name
 from harness.table import MISSING, console_for, grid, number
 
 STYLES = {"regression": "bold red", "inconclusive": "yellow", "better": "green"}
@@ -28,13 +29,13 @@ def print_result(report: Report, console: Console | None = None) -> None:
             cells += [f.span or MISSING] if paired else []
             style = STYLES.get(f.verdict, "") if f.gate else "dim"
             verdict = Text(f.verdict if f.gate else f"({f.verdict})", style=style)
-            table.add_row(_short(f.metric), *cells, number(f.limit), verdict)
+            table.add_row(label(f.metric), *cells, number(f.limit), verdict)
         out.print(table)
         if paired:
             out.print(Text(_legend(report.figures), style="dim"))
         for f in report.figures:
             if f.reason:
-                out.print(Text(f"{f.metric}: {f.reason}", style="dim"))
+                out.print(Text(f"{name(f.metric)}: {f.reason}", style="dim"))
     for reason in report.reasons:
         out.print(Text(f"{report.outcome.upper()} {reason}", style="bold red"))
 
@@ -47,10 +48,6 @@ def _legend(figures: tuple[Figure, ...]) -> str:
 
 def percentage(change: float | None) -> str:
     return f"{100 * change:+.1f} %" if change is not None else MISSING
-
-
-def _short(metric: str) -> str:
-    return metric.replace("latency_ms.", "").replace("throughput.", "").replace(".from_intended", "")
 
 
 def machine_line(result: Result, report: Report, code: int, **more: Any) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 
 from harness.conf import __file__ as conf_file
-from harness.dashboard.colours import PRESETS, colour, style, styles
+from harness.dashboard.colours import METRICS, PRESETS, colour, style, styles
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, in linear RGB.
 SIGHTS = {
@@ -61,6 +61,15 @@ def test_presets_are_told_apart_by_every_sight(sight: str) -> None:
         assert distance(PRESETS[a], PRESETS[b], sight) > 0.065, (a, b)  # 0.02 is just noticeable
     for a, b in combinations(("static", "continuous", "chunked"), 2):
         assert distance(PRESETS[a], PRESETS[b], sight) > 0.08, (a, b)
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_metrics_are_told_apart_and_taken_for_no_engine(sight: str) -> None:
+    for a, b in combinations(METRICS.values(), 2):
+        assert distance(a, b, sight) > 0.065, (a, b)
+    for metric, engine in product(METRICS.values(), PRESETS.values()):
+        assert distance(metric, engine, sight) > 0.05, (metric, engine)
+    assert all(contrast(one, "#ffffff") > 2.6 for one in METRICS.values())
 
 
 def test_colours_stand_out_on_light_and_dark_ground() -> None:

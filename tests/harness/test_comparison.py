@@ -62,13 +62,13 @@ def three(tmp_path: Path) -> list[Path]:
 
 def test_ratios_and_arrows(three: list[Path]) -> None:
     text = printed(*three)
-    lines = {line[:25].strip(): line[25:].split() for line in text.splitlines()}
+    lines = {line[:32].strip(): line[32:].split() for line in text.splitlines()}
     assert lines["useful token fraction"] == ["60.0", "%", "100", "%", "1.67x", "▲", "100", "%", "1.67x", "▲"]
     assert lines["TTFT p50, ms"] == ["2000", "200", "0.10x", "▲", "100", "0.05x", "▲"]
     # A drained answer has no pace: the next run is what the others are held against.
     assert lines["TPOT p50, ms"] == ["-", "20.0", "30.0", "1.50x", "▼"]
     assert lines["longest gap, ms"] == ["-", "20.0", "30.0", "1.50x", "▼"]
-    assert lines["normalized p50, ms/token"] == ["182", "36.4", "0.20x", "▲", "36.4", "0.20x", "▲"]
+    assert lines["normalized latency p50, ms/token"] == ["182", "36.4", "0.20x", "▲", "36.4", "0.20x", "▲"]
     assert "- static: TPOT p50, TPOT p99, longest gap, stalls, stalled, fluidity: drained" in " ".join(
         text.split()
     )

@@ -180,7 +180,8 @@ def test_expand_keeps_quoted_commas_and_lists_whole():
 
 
 @pytest.mark.parametrize(
-    "arg", ["seed=interval(0,1)", "seed=range(0,100000)", "engine=glob(*)", "seed=range(3,3)"]
+    "arg",
+    ["seed=interval(0,1)", "seed=range(0,100000)", "engine=glob(*)", "seed=range(3,3)", "seed=range(1,2,0)"],
 )
 def test_a_sweep_that_cannot_be_listed_is_refused(arg):
     with pytest.raises(UsageError, match=r"^[^\n]+$"):

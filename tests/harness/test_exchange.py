@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,9 @@ def test_export_leaves_out_what_the_format_defines_otherwise(tmp_path: Path) -> 
     rows[7] = request(7, [(0.9, 5)], intended=0.7, outcome="cancelled")
     run = our_run(tmp_path / "run", rows)
     main(["export", str(run), "--to", "vllm", "-o", str(tmp_path / "v.json")])
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["export", str(run), "--to", "vllm", "-o", str(tmp_path / "pipe")]) == 2
+    assert (tmp_path / "pipe").is_fifo()  # a device would have become a file
     main(["export", str(run), "--to", "aiperf", "-o", str(tmp_path / "a.json")])
     vllm = json.loads((tmp_path / "v.json").read_text())
     assert "mean_tpot_ms" not in vllm
@@ -348,6 +352,7 @@ BAD = {
     "number": ("3", "not a result of"),
     "nan": (json.dumps(VLLM | {"mean_ttft_ms": float("nan")}), "NaN"),
     "deep": ("[" * 200_000, "nested too deeply"),
+    "version": ('{"aiperf_version": "9", "schema_version": "2.0"}', "schema_version 2.0; 1.x is read"),
     "two": (json.dumps(VLLM) * 2, "holds 2 results"),
 }
 

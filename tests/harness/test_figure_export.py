@@ -58,6 +58,9 @@ def test_every_figure_of_a_page_in_the_theme_asked_for(tmp_path: Path, capsys) -
     names = {path.name for path in (tmp_path / "light").iterdir()}
     assert "01-time-to-first-token.svg" in names
     assert len(names) >= 10
+    (seats,) = (tmp_path / "dark").glob("*-slot-timeline.svg")
+    assert seats.read_text().count("<path") > 10
+    assert ">decode</text>" in seats.read_text()
     light, dark = ((tmp_path / t / "01-time-to-first-token.svg").read_text() for t in ("light", "dark"))
     assert export.GROUNDS["light"][0] in light
     assert export.GROUNDS["dark"][0] in dark

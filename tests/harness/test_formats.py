@@ -24,6 +24,7 @@ from harness.formats import (
 )
 from harness.formats.files import FORMATS
 from harness.gate import INCONCLUSIVE, INVALID, PASS, REGRESSION, USAGE, main
+from harness.names import label
 from tests.support.gated import METRICS, PRINTS, UNKNOWN, gated, of_another
 from tests.support.run_factory import default_meta
 
@@ -182,9 +183,10 @@ def test_markdown_is_a_table_that_says_what_is_unknown(slower: Path) -> None:
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert text.startswith("### Gate: regression, chat/continuous/tiny\n")
     assert {line.count("|") for line in table} == {8}
-    row = next(line for line in table if UNKNOWN in line)
-    assert row == f"| {UNKNOWN} | 0.90 | - | - | - | 0.88 | **inconclusive** |"
-    assert f"- {UNKNOWN}: no step records" in text
+    name = label(UNKNOWN)
+    row = next(line for line in table if name in line)
+    assert row == f"| {name} | 0.90 | - | - | - | 0.88 | **inconclusive** |"
+    assert f"- {name}: no step records" in text
 
 
 def test_markdown_is_appended_and_the_others_replaced(tmp_path: Path, steady: tuple[Path, Path]) -> None:

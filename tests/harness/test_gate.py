@@ -81,7 +81,7 @@ def test_the_same_run_passes(good: Path, baseline: Path, run: Run) -> None:
     code, line, table = run(good, baseline)
     assert (code, line["gate"]) == (PASS, "pass")
     assert {m["verdict"] for m in line["metrics"]} == {"pass"}
-    assert "tpot.p50" in table
+    assert "TPOT p50, ms" in table
     assert "…" not in table
     assert max(map(len, table.splitlines())) <= 80
 

@@ -289,3 +289,17 @@ def test_continued_prompts_reuse_what_they_say():
     assert ks_distance(prompts, np.linspace(100, 2_000, 3_000)) < 0.03
     few = draw(node, seed=0, requests=200)
     assert [r.segments for r in few] == [r.segments for r in schedule][:200]
+
+
+def test_few_requests_are_held_to_what_chance_allows_and_many_to_the_limit():
+    limits = {}
+    for n in (60, 20_000):
+        made = trace(arrivals(n=n), n)
+        fit = fit_trace(made)
+        figures = check(made, fit, preset(fit, "made"), replicas=20)
+        assert [f.name for f in figures if f.ok is False and "dispersion" not in f.name] == []
+        limits[n] = {f.name: f.limit for f in figures}
+    assert limits[60]["KS of prompts"] == "< 0.21"
+    assert limits[60]["rank correlation"] == "within 0.33"
+    assert limits[20_000]["KS of prompts"] == "< 0.02"
+    assert limits[20_000]["rank correlation"] == "within 0.05"

@@ -406,3 +406,11 @@ def test_public_traces_have_their_published_counts():
     assert len(read_trace(real("arxiv_summarization_4k_llama2.csv.gz"))) == 28_257
     assert read_trace(real("burstgpt_1_head.csv")).failed == 5
     assert read_trace(real("servegen_m-large_client_windows_day9.csv.gz"), limit=1000).times_s()[-1] < 10
+
+
+@pytest.mark.parametrize("first", [{"status": 500, "session_id": "s"}, {"error": "timeout"}, '{"half'])
+def test_a_log_that_begins_with_a_failed_request(write, first):
+    first = first if isinstance(first, str) else {"timestamp": 1740830399, **first}
+    good = {"timestamp": 1740830400, "usage": {"prompt_tokens": 10, "completion_tokens": 2}}
+    trace = read_trace(write([first, good, good]), on_bad_row="skip")
+    assert (trace.format, lengths(trace)) == ("requestlog", [(10, 2)] * 2)

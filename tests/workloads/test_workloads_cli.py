@@ -94,7 +94,7 @@ def test_convert_to_standard_output_and_to_a_file(capsys, azure, tmp_path):
         (("show", "rag", "rate={kind: ramp, from: 2, to: 0, over_s: 9}"), "workload.rate.to=0"),
         (("show", "trace"), "workload.path=null"),
         (("show", "rag", "--seed", "-1"), "seed=-1"),
-        (("show", "rag", "--out", "/nowhere/x.parquet"), "--out=/nowhere/x.parquet: cannot be written"),
+        (("show", "rag", "--out", "/dev/null/x.parquet"), "--out=/dev/null/x.parquet: cannot be written"),
         (("fit", "/nowhere/trace.csv"), "/nowhere/trace.csv: no such file"),
         (("fit", "/nowhere/trace.csv", "--limit", "0"), "--limit=0"),
     ],

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workloads import output
 from workloads.errors import WorkloadError
 from workloads.fitting.goodness import Figure, check
 from workloads.fitting.preset import TraceFit, fit_trace, preset, to_yaml
@@ -20,12 +23,28 @@ if TYPE_CHECKING:
 
 MISSED = 1
 BLOCK_TOKENS = 16
+MOST_REPLICAS = 10_000
+MOST_GB = 1e6
+
+
+def refuse(args: argparse.Namespace) -> None:
+    """Raises WorkloadError for options that would end the command after its work."""
+    if not 20 <= args.replicas <= MOST_REPLICAS:
+        raise WorkloadError(f"--replicas={args.replicas}: a band needs 20 or more, {MOST_REPLICAS} at most")
+    if not args.name.strip():
+        raise WorkloadError(f"--name={args.name}: needs text")
+    if args.seed < 0:
+        raise WorkloadError(f"--seed={args.seed}: needs a whole number of 0 or more")
+    if args.memory_gb is not None and not 0 < args.memory_gb <= MOST_GB:
+        raise WorkloadError(f"--memory-gb={args.memory_gb:g}: needs a number above 0, {MOST_GB:g} at most")
+    if args.kv_bytes_per_token < 1:
+        raise WorkloadError(f"--kv-bytes-per-token={args.kv_bytes_per_token}: needs a whole number above 0")
+    output.refuse("--out", args.out)
+    output.refuse("--table", args.table)
 
 
 def fit(args: argparse.Namespace, trace: Trace, console: Console) -> int:
     """Exit code 1 when --check misses a limit."""
-    if args.replicas < 20:
-        raise WorkloadError(f"--replicas={args.replicas}: a band needs 20 or more")
     found = fit_trace(trace)
     node = preset(found, args.name)
     print_fit(trace, found, console)
@@ -48,11 +67,8 @@ def fit(args: argparse.Namespace, trace: Trace, console: Console) -> int:
         }
         if found.lengths.edges:
             lengths["joint"] = {"edges": found.lengths.edges, "points": found.lengths.joint}
-        _write(
-            args.table,
-            "--table",
-            to_yaml(lengths, [f"Made by: python -m workloads fit {Path(trace.path).name}"]),
-        )
+        made_by = f"Made by: python -m workloads fit {Path(trace.path).name}"
+        output.write_text("--table", args.table, to_yaml(lengths, [made_by]))
     if args.out:
         head = [
             f"Fitted to {Path(trace.path).name} ({trace.format}, {found.rows} rows in {found.span_s:.1f} s), "
@@ -60,13 +76,22 @@ def fit(args: argparse.Namespace, trace: Trace, console: Console) -> int:
             "Unscaled and uncapped: for a small engine set length_scale, input.cap and output.cap.",
             *(f"Not captured: {line}" for line in said),
         ]
-        _write(args.out, "--out", to_yaml(node, head))
+        output.write_text("--out", args.out, to_yaml(node, head))
         console.print(
-            f"use it: python -m harness +workload={args.out} +engine=continuous",
+            f"use it: python -m harness {override(args.out)} +engine=continuous",
             highlight=False,
             soft_wrap=True,
+            markup=False,
         )
     return MISSED if any(figure.ok is False for figure in figures) else 0
+
+
+def override(path: str) -> str:
+    """+workload=path as a shell and then Hydra's grammar take it."""
+    if re.fullmatch(r"[\w./-]+", path, re.ASCII):
+        return f"+workload={path}"
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', path)
+    return shlex.quote(f'+workload="{escaped}"')
 
 
 def not_captured(trace: Trace, fit: TraceFit, figures: list[Figure]) -> list[str]:
@@ -97,10 +122,6 @@ def suggestions(trace: Trace, memory_gb: float | None, kv_bytes_per_token: int) 
     answer, for as long as its answer is."""
     if memory_gb is None:
         return []
-    if memory_gb <= 0 or kv_bytes_per_token < 1:
-        raise WorkloadError(
-            f"--memory-gb={memory_gb:g}, --kv-bytes-per-token={kv_bytes_per_token}: need numbers above 0"
-        )
     prompts, answers = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
     held = float(((prompts + answers / 2) * answers).sum() / answers.sum())
     longest = int((trace.input_tokens + trace.output_tokens).max())
@@ -116,13 +137,3 @@ def suggestions(trace: Trace, memory_gb: float | None, kv_bytes_per_token: int) 
             f"note: the longest request needs {longest} tokens and would be refused; give more memory or caps"
         )
     return lines
-
-
-def _write(path: str, option: str, text: str) -> None:
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as exc:
-        raise WorkloadError(f"{option}={path}: exists; remove it or choose another name") from exc
-    except OSError as exc:
-        raise WorkloadError(f"{option}={path}: cannot be written ({exc.strerror or exc})") from exc

@@ -130,7 +130,11 @@ def to_yaml(node: dict[str, Any], comments: list[str]) -> str:
     def short(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.Node:
         return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
 
+    def literal(dumper: yaml.SafeDumper, value: str) -> yaml.Node:  # ${..} would refer to a setting
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value.replace("${", "$ {"))
+
     Dumper.add_representer(list, short)
+    Dumper.add_representer(str, literal)
     text = yaml.dump(node, Dumper=Dumper, sort_keys=False, width=10**9, allow_unicode=True)
     return "".join(f"# {line}\n" for line in comments) + text
 

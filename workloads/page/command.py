@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads import output
 from workloads.errors import WorkloadError
 from workloads.page.traffic import Traffic, of_schedule, of_trace
 from workloads.schedule import Schedule
@@ -31,6 +32,8 @@ def show(args: argparse.Namespace, load: Load, console: Console) -> int:
             )
     if args.out and len(names) > 1:
         raise WorkloadError(f"--out={args.out}: one file takes one schedule, not {len(names)}")
+    output.refuse("--out", args.out, replace=True)
+    output.refuse("--page", args.page, replace=True)
     shown: list[Traffic] = []
     schedules: list[Schedule] = []
     for name, label in zip(names, labels(names), strict=True):
@@ -41,10 +44,7 @@ def show(args: argparse.Namespace, load: Load, console: Console) -> int:
             if args.page or len(names) > 1:
                 shown.append(of_schedule(schedules[-1], label))
     if args.out:
-        try:
-            schedules[0].to_parquet(args.out)
-        except OSError as exc:
-            raise WorkloadError(f"--out={args.out}: cannot be written ({exc.strerror or exc})") from exc
+        output.write("--out", args.out, schedules[0].to_parquet, replace=True)
     if len(schedules) == len(names) == 1:
         print_schedule(schedules[0], console)
     else:

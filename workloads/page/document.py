@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import WorkloadError
+from workloads import output
 from workloads.page import figures, frame
 from workloads.page.traffic import Traffic, table
 
@@ -16,10 +16,7 @@ PLOT_HEIGHT = 300
 
 def write(shown: Sequence[Traffic], out: Path) -> None:
     """Raises WorkloadError."""
-    try:
-        frame.write_page(render(shown), out)
-    except OSError as exc:
-        raise WorkloadError(f"--page={out}: cannot be written ({exc.strerror or exc})") from exc
+    output.write_text("--page", out, render(shown), replace=True)
 
 
 def render(shown: Sequence[Traffic]) -> str:

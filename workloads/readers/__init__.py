@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from workloads.errors import WorkloadError
+from workloads.errors import TraceError, WorkloadError
 from workloads.readers import (
     azure,
     bailian,
@@ -59,7 +59,10 @@ def read_trace(
     if format not in FORMATS:
         raise WorkloadError(f"workload.format={format}: choose from {', '.join(FORMATS)}")
     path = str(Path(path).expanduser())
-    found = detect(path) if format == "auto" else format
-    rows = Rows(path, found, limit=limit, skip_bad=on_bad_row == "skip", seed=seed)
-    READERS[found](path, rows)
+    try:
+        found = detect(path) if format == "auto" else format
+        rows = Rows(path, found, limit=limit, skip_bad=on_bad_row == "skip", seed=seed)
+        READERS[found](path, rows)
+    except OSError as exc:  # of a folder, which readers look through
+        raise TraceError(path, f"cannot be read ({exc.strerror or exc})") from exc
     return rows.trace()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from workloads.readers.azure import COLUMNS as AZURE
 from workloads.readers.files import csv_fields, decoded, head
 from workloads.readers.values import BadRow, shown
 
+_LINES = 100  # of a JSONL file, at most, until one tells its format
 KINDS = "a CSV or JSONL trace"
 
 _HEADERS = (
@@ -41,11 +43,11 @@ def detect(path: str) -> str:
     if not line:
         raise TraceError(path, f"is empty; needs {KINDS}")
     if line.startswith("{"):
-        return _of_object(line, start)
+        return _of_objects(line, start)
     found = _of_header(line)
     if found is None:
         reason = f"begins with {shown(line)}, no header or JSON object of a known trace"
-        raise TraceError(path, f"{reason}; set workload.format", line=1)
+        raise TraceError(path, f"{reason}; set workload.format (fit, convert: --format)", line=1)
     return found
 
 
@@ -76,13 +78,29 @@ def _of_header(line: str) -> str | None:
     return "servegen" if _CHUNK_ROW.fullmatch(line) else None
 
 
-def _of_object(line: str, start: bytes) -> str:
+def _of_objects(first: str, start: bytes) -> str:
+    """By the first line that tells: a log may begin with a failed request, which has no counts."""
+    whole = start.decode("utf-8", "replace").splitlines()[:-1]
+    for line in (first, *islice(whole, 1, _LINES)):
+        row = _object(line)
+        found = None if row is None else _of_row(row)
+        if found is not None:
+            return found
+    row = _object(first)
+    if row is None:  # longer than the first bytes, printed over several lines, or broken
+        return "weka" if b'"requests"' in start and b'"input_length"' not in start else "mooncake"
+    return "mooncake" if "timestamp" in row else "aiperf"
+
+
+def _object(line: str) -> dict[str, Any] | None:
     try:
         row: Any = json.loads(line)
-    except (ValueError, RecursionError):  # longer than the first bytes, printed over several lines, or broken
-        return "weka" if b'"requests"' in start and b'"input_length"' not in start else "mooncake"
-    if not isinstance(row, dict):
-        return "mooncake"
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _of_row(row: dict[str, Any]) -> str | None:
     if isinstance(row.get("requests"), list):
         return "weka"
     if isinstance(row.get("hash_ids"), dict):
@@ -94,5 +112,7 @@ def _of_object(line: str, start: bytes) -> str:
         return "requestlog"
     if "request_id" in row and "timestamp" not in row:
         return "servegen"
+    if not any(key in row for key in (*peers.INPUT, *peers.TEXT)):
+        return None
     others = (*peers.INPUT[1:], *peers.TIME[1:], *peers.OUTPUT[1:], *peers.DELAY, *peers.TEXT, "session_id")
     return "aiperf" if any(key in row for key in others) or "timestamp" not in row else "mooncake"

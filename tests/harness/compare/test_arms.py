@@ -77,6 +77,9 @@ def test_engines_and_arms_in_all_their_forms():
         ),
         (None, ["engine=static", "load=closed"], "set load for all"),
         (None, ["engine=static", 7], "arms: 7: needs an object or overrides"),
+        (None, ["engine='static", "engine=chunked"], "arms: engine='static: cannot be read .No closing"),
+        (None, [{"name": "a"}, {"name": "a again"}], "two arms would be called 'a again'"),
+        (None, [{"name": "x #1"}, {"name": "x"}, {"name": "x"}], "two arms would be called 'x #1'"),
     ],
 )
 def test_arms_that_make_no_sense_are_refused_in_one_line(engines, arms, said):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 from harness.formats.files import FORMATS
 from harness.gate import INCONCLUSIVE, INVALID, PASS, REGRESSION, USAGE, command, main
 from harness.gate.revision import PREFIX, head_tree
+from harness.gate.rounds import absolute
 from tests.support.revisions import change, commit, git, repository, worktrees
 
 TPOT = "latency_ms.tpot.p50"
@@ -221,6 +223,16 @@ def test_options_that_do_not_go_together(options: list[str], message: str, capsy
     assert len(said.splitlines()) == 1
 
 
+def test_paths_in_overrides_are_those_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ü ü.csv").touch()
+    steps = "workload.rate={kind: steps, steps: [" + "[2.5, 1], " * 40 + "[2.5, 30]]}"  # too long for a name
+    kept = [steps, "seed=1", "workload.path=not-there.csv", "workload.path=a\0b.csv", "model"]
+    assert absolute(["workload.path='ü ü.csv'", *kept]) == [f"workload.path='{tmp_path / 'ü ü.csv'}'", *kept]
+
+
 SCRIPT = """
 import functools, sys
 from pathlib import Path
@@ -234,7 +246,7 @@ sys.exit(guard(lambda: command.main(["--base-ref", "main", "--", "output.dir=" +
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
 def test_nothing_is_left_behind(repo: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C and SIGTERM clean up; what SIGKILL leaves, the next gate removes."""
+    """Ctrl-C and SIGTERM clean up. SIGKILL takes the run along; the next gate removes the worktree."""
     commit(repo, sleep_s=20)
     out = tmp_path / "out"
     command = [sys.executable, "-c", SCRIPT, str(repo), str(out)]
@@ -243,10 +255,13 @@ def test_nothing_is_left_behind(repo: Path, tmp_path: Path, number: signal.Signa
             assert process.poll() is None
             time.sleep(0.02)
         assert worktrees(repo) == 2
+        run = os.pidfd_open(int(next(out.glob("*/*/run0/pid")).read_text()))
         process.send_signal(number)
         said = process.communicate(timeout=20)[1]
+    ended, _, _ = select.select([run], [], [], 15)  # well before its 20 s of sleep are over
+    os.close(run)
+    assert ended
     if number == signal.SIGKILL:
-        os.kill(int(next(out.glob("*/*/run0/pid")).read_text()), signal.SIGKILL)
         assert worktrees(repo) == 2
         commit(repo, exit=2)
         said = subprocess.run(command, stderr=subprocess.PIPE, text=True).stderr
