@@ -189,6 +189,9 @@ class _AttentionProbe:
         self.layers: set[int] = set()
         self.shapes: set[tuple[int, int, int]] = set()
 
+    def pairs(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
+        return False
+
     def __getitem__(self, layer: int) -> Any:
         self.layers.add(layer)
 

@@ -11,7 +11,19 @@ from itertools import cycle
 import torch
 
 import kernels
-from kernels.bench.cases import CASES, DECODE, PREFILL, SHAPES, Case, Pool, Shape, contiguous, gathered, paged
+from kernels.bench.cases import (
+    CASES,
+    DECODE,
+    PREFILL,
+    SHAPES,
+    Case,
+    Pool,
+    Shape,
+    checked,
+    contiguous,
+    gathered,
+    paged,
+)
 from kernels.bench.machine import Machine, measure_machine, rotation_bytes, seconds
 from kernels.interface import AttentionBackend
 
@@ -90,7 +102,9 @@ def measure(
     for shape in shapes:
         pool = Pool(shape, args.block_size, size, dtype, device)
         for case in CASES:
-            calls = {backend.name: paged(backend, pool, case) for backend in backends}
+            calls: dict[str, list[Callable[[], object]]] = {
+                backend.name: [*paged(backend, pool, case)] for backend in backends
+            }
             errors = {backend.name: error_of(backend, pool, case) for backend in backends}
             calls |= {name: make(pool, case) for name, make in COMPARISONS.items()}
             for name, times in interleaved(calls, args.rounds, device).items():
@@ -99,10 +113,7 @@ def measure(
 
 def error_of(backend: AttentionBackend, pool: Pool, case: Case) -> float:
     """The largest difference from the torch reference on the first batch."""
-    found = paged(backend, pool, case)[0]()
-    expected = paged(kernels.get_backend("torch", pool.device, pool.dtype), pool, case)[0]()
-    assert isinstance(found, torch.Tensor)
-    assert isinstance(expected, torch.Tensor)
+    found, expected = checked(backend, pool, case)
     return float((found.float() - expected.float()).abs().max())
 
 

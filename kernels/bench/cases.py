@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +90,13 @@ class Pool:
                 part.copy_(values[: part.numel()])
         self._order = (torch.randperm(self.blocks, generator=random) + 1).int()
 
+    def views(self, backend: AttentionBackend) -> list[torch.Tensor]:
+        """The caches as the backend wants them, over the same memory."""
+        shapes = kernels.kv_shapes(
+            1 + self.blocks, self.block_size, self.shape.kv_heads, self.shape.dim, self.dtype, backend
+        )
+        return [cache.view(shape) for cache, shape in zip(self.caches, shapes, strict=True)]
+
     def queries(self, case: Case) -> torch.Tensor:
         """The same at every call: [T, Hq, D]."""
         count = sum(n for n, _ in case.rows)
@@ -126,18 +133,37 @@ class Pool:
         return batches
 
 
-def paged(backend: AttentionBackend, pool: Pool, case: Case) -> list[Callable[[], object]]:
+def paged(backend: AttentionBackend, pool: Pool, case: Case) -> list[Callable[[], torch.Tensor]]:
     """One call for each batch that the pool holds."""
-    q, shape = pool.queries(case), pool.shape
-    shapes = kernels.kv_shapes(
-        1 + pool.blocks, pool.block_size, shape.kv_heads, shape.dim, pool.dtype, backend
-    )
-    k_cache, v_cache = (cache.view(own) for cache, own in zip(pool.caches, shapes, strict=True))
+    return _paged(backend, pool, case, pool.views(backend), pool.tables(case))
+
+
+def checked(backend: AttentionBackend, pool: Pool, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first batch's result, and that of the torch reference over the same keys and values in a plain
+    cache: [T, Hq, D] both."""
+    found = paged(backend, pool, case)[0]()
+    table = pool.tables(case)[0]
+    blocks = table.flatten().long()
+    plain = [cache[blocks] for cache in pool.views(backend)]
+    plain = [c.permute(0, 1, 2, 4, 3).flatten(2, 3) if c.dim() == 5 else c for c in plain]
+    here = torch.arange(blocks.numel(), dtype=torch.int32, device=pool.device).view(table.shape)
+    reference = kernels.get_backend("torch", pool.device, pool.dtype)
+    return found, _paged(reference, pool, case, plain, [here])[0]()
+
+
+def _paged(
+    backend: AttentionBackend,
+    pool: Pool,
+    case: Case,
+    caches: Sequence[torch.Tensor],
+    tables: Sequence[torch.Tensor],
+) -> list[Callable[[], torch.Tensor]]:
+    q, (k_cache, v_cache) = pool.queries(case), caches
     queries = [n for n, _ in case.rows]
     out = torch.empty_like(q)
     cu_q = torch.tensor([0, *queries]).cumsum(0).int().to(pool.device)
     kv_len = torch.tensor([length for _, length in case.rows]).int().to(pool.device)
-    scale, longest = shape.dim**-0.5, max(queries)
+    scale, longest = pool.shape.dim**-0.5, max(queries)
 
     def call(table: torch.Tensor) -> Callable[[], torch.Tensor]:
         def run() -> torch.Tensor:
@@ -146,7 +172,7 @@ def paged(backend: AttentionBackend, pool: Pool, case: Case) -> list[Callable[[]
 
         return run
 
-    return [call(table) for table in pool.tables(case)]
+    return [call(table) for table in tables]
 
 
 def gathered(pool: Pool, case: Case) -> list[Callable[[], object]]:

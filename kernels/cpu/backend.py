@@ -10,7 +10,7 @@ import torch
 from kernels.cpu.library import DTYPES, best, load
 
 VECTOR = 16
-"""Elements that the widest vector holds: heads and blocks of whole vectors are read as they lie in a paired cache."""
+"""Elements that the widest vector holds: a paired cache has heads and blocks of whole vectors."""
 ERRORS = {
     1: "cu_q must rise from 0 to the number of tokens",
     2: "block_table names a block outside the cache, or is too short for kv_len",
@@ -132,7 +132,8 @@ def check_caches(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int, int
     dtype, paired = k_cache.dtype, k_cache.dim() == 5
     if paired:
         blocks, heads, pairs, block_size, two = k_cache.shape
-        dim, values = 2 * pairs, (blocks, heads, block_size // 2, 2 * pairs, 2)
+        dim = 2 * pairs
+        values: tuple[int, ...] = (blocks, heads, block_size // 2, dim, 2)
         usual = two == 2 and dtype is torch.bfloat16 and dim % VECTOR == block_size % VECTOR == 0
     else:
         blocks, heads, dim, block_size = k_cache.shape
@@ -148,9 +149,9 @@ def check_caches(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int, int
         and v_cache.is_cpu
     ):
         raise ValueError(
-            "caches: need contiguous float32 or bfloat16 [N, Hk, D, bs] and [N, Hk, bs, D] on the CPU, or paired "
-            f"bfloat16; got {dtype} {tuple(k_cache.shape)} and {v_cache.dtype} {tuple(v_cache.shape)} on "
-            f"{k_cache.device}"
+            "caches: need contiguous float32 or bfloat16 [N, Hk, D, bs] and [N, Hk, bs, D] on the CPU, or "
+            f"paired bfloat16; got {dtype} {tuple(k_cache.shape)} and {v_cache.dtype} {tuple(v_cache.shape)} "
+            f"on {k_cache.device}"
         )
     return blocks, heads, dim, block_size, paired
 

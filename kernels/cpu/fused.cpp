@@ -11,7 +11,7 @@
 namespace {
 
 // Threads are woken only for enough elements: a wake-up costs some 10 microseconds.
-constexpr int64_t WORTH_THREADS = 1 << 16;
+constexpr int64_t WORTH_THREADS = 1 << 15;
 
 template <class F>
 void for_rows(int64_t rows, int64_t elements, int threads, F f) {

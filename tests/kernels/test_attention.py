@@ -41,7 +41,13 @@ row_lengths = st.lists(
 
 
 @settings(max_examples=24, deadline=None)
-@given(shapes, row_lengths, st.sampled_from([0, 0, 1, 5, 16, 64, 100, 1000]), st.integers(0, 2**31), st.booleans())
+@given(
+    shapes,
+    row_lengths,
+    st.sampled_from([0, 0, 1, 5, 16, 64, 100, 1000]),
+    st.integers(0, 2**31),
+    st.booleans(),
+)
 def test_ragged_batches_match_exact_attention(shape, rows, window, seed, plain):
     for backend in BACKENDS:
         cache = Cache(shape, [context + new for context, new in rows], seed, None if plain else backend)
@@ -130,9 +136,9 @@ def test_write_stores_rows_and_nothing_else(backend):
     assert (values[others] == 7.0).all()
 
 
-@pytest.mark.parametrize("block_size, dim", [(16, 32), (48, 80)])
+@pytest.mark.parametrize(("block_size", "dim"), [(16, 32), (48, 80)])
 def test_a_paired_cache_holds_neighbours_side_by_side(block_size, dim):
-    """What was written stands where kernels.interface says; every slot that no token names keeps its canary."""
+    """What was written stands where kernels.interface says; slots that no token names keep their canary."""
     backend = CppBackend()
     shape = Shape(heads=2, kv_heads=2, dim=dim, block_size=block_size, dtype=torch.bfloat16)
     cache = Cache(shape, [40], 2, backend)

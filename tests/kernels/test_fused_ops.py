@@ -124,15 +124,13 @@ def test_rope_and_write(dtype, tokens, heads, dim, block_size, seed):
             assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("block_size, dim", [(16, 64), (32, 80)])
+@pytest.mark.parametrize(("block_size", "dim"), [(16, 64), (32, 80)])
 def test_a_paired_cache_is_written_as_the_attention_writes_it(block_size, dim):
     backend, tokens = kernels.get_backend("cpp", "cpu", torch.bfloat16), 40
     q, k, v = random(1, 3, tokens, 2, dim, dtype=torch.bfloat16)
     slot = torch.randperm(3 * block_size)[:tokens] - 1
     still, zero = torch.ones(1, dim), torch.zeros(1, dim)  # nothing is turned
-    got, want = (
-        kernels.allocate_kv(3, block_size, 2, dim, torch.bfloat16, "cpu", backend) for _ in range(2)
-    )
+    got, want = (kernels.allocate_kv(3, block_size, 2, dim, torch.bfloat16, "cpu", backend) for _ in range(2))
     CPP.rope_write_kv(q, k, v, still, zero, torch.zeros(tokens, dtype=torch.int64), *got, slot)
     backend.write_kv(k, v, *want, slot)
     for a, b in zip(got, want, strict=True):
