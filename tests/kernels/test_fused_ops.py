@@ -134,7 +134,8 @@ def test_a_paired_cache_is_written_as_the_attention_writes_it(block_size, dim):
     CPP.rope_write_kv(q, k, v, still, zero, torch.zeros(tokens, dtype=torch.int64), *got, slot)
     backend.write_kv(k, v, *want, slot)
     for a, b in zip(got, want, strict=True):
-        assert a.dim() == 5 and a.any()
+        assert a.dim() == 5
+        assert a.any()
         assert torch.equal(a, b)
 
 
