@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from harness.child import running
 from harness.cli import INVALID, PASS, REGRESSION, put, say
 from harness.conf import UsageError
 from harness.experiments.registry import NAMES, experiment
@@ -66,13 +67,12 @@ def run_apart(name: str, folder: Path, args: argparse.Namespace) -> int:
     """Its exit code; what it could not do is INVALID."""
     command = [sys.executable, "-m", "harness.experiments", name, "-o", str(folder), "--seed", str(args.seed)]
     command += [f"--{flag}" for flag in ("virtual", "real", "smoke") if getattr(args, flag)]
-    try:
-        code = subprocess.run(
-            command, timeout=args.timeout, check=False, stdout=subprocess.DEVNULL
-        ).returncode
-    except subprocess.TimeoutExpired:
-        say(f"error: {name} took longer than --timeout={args.timeout:g} s and was ended")
-        return INVALID
+    with running(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            code = process.wait(args.timeout)
+        except subprocess.TimeoutExpired:
+            say(f"error: {name} took longer than --timeout={args.timeout:g} s and was ended")
+            return INVALID
     if code in (PASS, REGRESSION):
         return code
     say(f"error: {name} ended with exit code {code}; the others go on")
