@@ -9,6 +9,8 @@ import pytest
 
 from harness.conf import __file__ as conf_file
 from harness.dashboard.colours import METRICS, PRESETS, colour, style, styles
+from harness.dashboard.figures import phases
+from harness.dashboard.figures.load import OUTCOME_COLOURS
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, in linear RGB.
 SIGHTS = {
@@ -70,6 +72,14 @@ def test_metrics_are_told_apart_and_taken_for_no_engine(sight: str) -> None:
     for metric, engine in product(METRICS.values(), PRESETS.values()):
         assert distance(metric, engine, sight) > 0.05, (metric, engine)
     assert all(contrast(one, "#ffffff") > 2.6 for one in METRICS.values())
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_what_time_is_spent_on_is_taken_for_no_strategy(sight: str) -> None:
+    spent = {*phases.SEAT_COLOURS, *OUTCOME_COLOURS.values(), *(part for part, _ in phases.PARTS.values())}
+    for one, engine in product(spent, ("static", "continuous", "chunked")):
+        assert distance(one, PRESETS[engine], sight) > 0.04, (one, engine)
+    assert distance(phases.PREFILL, phases.DECODE, sight) > 0.08
 
 
 def test_colours_stand_out_on_light_and_dark_ground() -> None:

@@ -15,11 +15,11 @@ from harness.table import lookup
 from workloads.page.frame import COLOURS
 
 OUTCOME_COLOURS = {
-    "completed": "#009E73",
+    "completed": "#91CAA8",
     "cancelled": "#56B4E9",
     "rejected": "#E69F00",
     "timed_out": "#CC79A7",
-    "failed": "#D55E00",
+    "failed": "#BD0F55",
     "cut_off": "#999999",
 }
 MOST_TENANTS = 8
