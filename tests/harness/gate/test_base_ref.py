@@ -96,7 +96,7 @@ def test_a_slower_commit_is_a_regression_in_every_form(gate: Gate, repo: Path, t
     assert "5 rounds" in failure.attrib["message"]
     text = (tmp_path / "markdown").read_text()
     assert "against main (" in text
-    assert f"| {TPOT} | {tpot['baseline']:.2f} | {tpot['now']:.2f} |" in text
+    assert f"| TPOT p50, ms | {tpot['baseline']:.2f} | {tpot['now']:.2f} |" in text
     smaller = json.loads((tmp_path / "gab-smaller").read_text())
     assert next(entry for entry in smaller if TPOT in entry["name"])["value"] == tpot["now"]
     measures = json.loads((tmp_path / "bencher").read_text())["rag/continuous/tiny"]
