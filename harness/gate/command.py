@@ -33,7 +33,7 @@ from harness.interrupt import Interruption
 from harness.metrics.summary import clean
 from harness.records import write_json
 
-ROUNDS, MAX_ROUNDS = 5, 20
+ROUNDS, MAX_ROUNDS = 5, 25
 NO_SUMMARY: dict[str, Any] = {"run": {"id": None, "fingerprint": dict.fromkeys(FINGERPRINT)}}
 """Of a head that left none."""
 POLICY = {"4": INCONCLUSIVE, "pass": PASS, "fail": REGRESSION}
