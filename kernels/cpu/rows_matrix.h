@@ -215,11 +215,11 @@ struct MatrixRows {
         for (int c = 0; c < chunks; c++) {
             const int64_t at = c * PAIRS * groups.stride;
             _tile_loadd(4, left + c * block * K, 64);
-#define MEET(v)                                   \
-    fetch_lines(next, next.key, v, c * PAIRS * next.stride, next.stride, PAIRS); \
-    if (lo <= v && v < hi) {                      \
-        _tile_loadd(5, groups.key[v] + at, stride); \
-        _tile_dpbf16ps(v, 4, 5);                  \
+#define MEET(v)                                                                      \
+    fetch_lines(next, next.key, v, c * PAIRS * next.stride, next.stride, PAIRS);     \
+    if (lo <= v && v < hi) {                                                         \
+        _tile_loadd(5, groups.key[v] + at, stride);                                  \
+        _tile_dpbf16ps(v, 4, 5);                                                     \
     }
             MEET(0)
             MEET(1)
@@ -244,22 +244,28 @@ struct MatrixRows {
             _tile_loadd(2, acc + 2 * LANES, width);
             _tile_loadd(3, acc + 3 * LANES, width);
         }
+        const int64_t row = 2 * padded;
         for (int v = 0; v < NV; v++) {
-#define NEXT(w) fetch_lines(next, next.value, v, 2 * (c + w * LANES), 2 * padded, LANES / 2);
-            NEXT(0)
-            if (v < lo || v >= hi) { if (W == 4) { NEXT(1) NEXT(2) NEXT(3) } continue; }
+            const auto fetch_next = [&](int w) {
+                fetch_lines(next, next.value, v, 2 * (c + w * LANES), row, LANES / 2);
+            };
+            fetch_next(0);
+            if (v < lo || v >= hi) {
+                for (int w = 1; w < W; w++) fetch_next(w);
+                continue;
+            }
             const bf16* right = groups.value[v] + 2 * c;
             _tile_loadd(6, weights + v * LANES, TILE * 2);
             _tile_loadd(7, right, width);
             _tile_dpbf16ps(0, 6, 7);
             if constexpr (W == 4) {
-                NEXT(1)
+                fetch_next(1);
                 _tile_loadd(7, right + 2 * LANES, width);
                 _tile_dpbf16ps(1, 6, 7);
-                NEXT(2)
+                fetch_next(2);
                 _tile_loadd(7, right + 4 * LANES, width);
                 _tile_dpbf16ps(2, 6, 7);
-                NEXT(3)
+                fetch_next(3);
                 _tile_loadd(7, right + 6 * LANES, width);
                 _tile_dpbf16ps(3, 6, 7);
             }

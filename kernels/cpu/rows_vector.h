@@ -162,7 +162,7 @@ struct VectorRows {
             if (j < part.first || j >= part.last) tile.value[j] = none;
         for_blocks(part, [&](int j, int offset, int n, const T* k, const T* v) {
             for (int i = j / LANES; i * LANES < j + n; i++)
-                tile.key[i] = k + p.layout.key(0, 0) + (offset + i * LANES - j) * int(4 / sizeof(T));
+                tile.key[i] = k + (offset + i * LANES - j) * int(4 / sizeof(T));
             for (int i = 0; i < n; i++)
                 tile.value[j + i] = v + p.layout.value(p.layout.paired ? (offset + i) / 2 * 2 : offset + i, 0);
         });
