@@ -80,7 +80,7 @@ class Peer:
 
 class RawServer:
     """Use as a context manager. talk(peer) runs in a thread per connection, which is closed after it; `ends`
-    says how each ended: None, or the error that ended it."""
+    says how each ended, first come first: None, or the error that ended it. Leaving it waits for the threads."""
 
     def __init__(self, talk: Talk, host: str = "127.0.0.1", receive_buffer: int | None = None) -> None:
         self._talk = talk
@@ -95,6 +95,7 @@ class RawServer:
         self.ends: list[Exception | None] = []
         self.accepted = 0
         self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
 
     @property
     def open(self) -> int:
@@ -112,6 +113,8 @@ class RawServer:
         for sock in list(self._open):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
 
     def _accept(self) -> None:
         while True:
@@ -121,7 +124,10 @@ class RawServer:
                 return
             self._open.add(sock)
             self.accepted += 1
-            threading.Thread(target=self._serve, args=(Peer(sock, self.accepted - 1),), daemon=True).start()
+            peer = Peer(sock, self.accepted - 1)
+            thread = threading.Thread(target=self._serve, args=(peer,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _serve(self, peer: Peer) -> None:
         try:
