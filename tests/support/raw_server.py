@@ -80,7 +80,7 @@ class Peer:
 
 class RawServer:
     """Use as a context manager. talk(peer) runs in a thread per connection, which is closed after it; `ends`
-    says how each ended, first come first: None, or the error that ended it. Leaving it waits for the threads."""
+    says how each ended, first come first: None, or the error that ended it. Leaving it waits for them."""
 
     def __init__(self, talk: Talk, host: str = "127.0.0.1", receive_buffer: int | None = None) -> None:
         self._talk = talk
@@ -103,13 +103,15 @@ class RawServer:
         return len(self._open)
 
     def __enter__(self) -> RawServer:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._accepting.join(10)  # so that nobody comes any more
         for sock in list(self._open):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -126,8 +128,8 @@ class RawServer:
             self.accepted += 1
             peer = Peer(sock, self.accepted - 1)
             thread = threading.Thread(target=self._serve, args=(peer,), daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def _serve(self, peer: Peer) -> None:
         try:
