@@ -179,6 +179,17 @@ def test_a_broken_file_beside_the_weights_is_one_line(folder: Path, name: str, c
     assert message(folder).startswith(str(folder))
 
 
+@pytest.mark.parametrize("weights", ["real", "dummy"])
+def test_weights_that_the_memory_does_not_hold_are_refused(
+    folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 4 * SHAPE.parameters
+    monkeypatch.setattr("engines.model.loader.available_memory", lambda device: size - 1)
+    assert "weights take" in message(folder, weights=weights)
+    monkeypatch.setattr("engines.model.loader.available_memory", lambda device: size)
+    assert load(folder, weights="dummy").parameters == SHAPE.parameters
+
+
 def test_settings_that_do_not_exist() -> None:
     for cfg, expected in [
         ({"name": "big"}, "model=big: choose from tiny, smollm2, hf"),
