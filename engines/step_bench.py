@@ -7,7 +7,8 @@ host. Beside it, round by round, the same model's linear layers alone, as torch.
 unpadded batch in the same dtype: what an engine on plain torch cannot go below. The two alternate, so that a
 slow moment of the machine meets both; medians are reported. `bound` is the time in which this machine reads
 the step's weights and KV once, at the bandwidth that this process has measured: what no engine goes below
-while nothing of them stays in a cache. On the CPU a profile of further steps says where their time goes.
+while nothing of them stays in a cache. On the CPU a profile of further steps, whose layers run operation by
+operation for it, says where their time goes.
 Last line: JSON."""
 
 from __future__ import annotations
@@ -145,8 +146,10 @@ def measure(
             "bound_ms": round(bound_ms, 3),
             "share_of_bound": round(bound_ms / step_ms, 3),
         }
-        known = device.type == "cpu" and isinstance(runner.loaded.model, LeanModel)
-        rows.append(row | ({"parts": parts_of(step)} if known else {}))
+        if device.type == "cpu" and isinstance(runner.loaded.model, LeanModel):
+            with runner.loaded.model.one_by_one():
+                row |= {"parts": parts_of(step)}
+        rows.append(row)
     return {
         "bench": "step",
         "model": runner.loaded.name,

@@ -3,12 +3,14 @@ successors): RMSNorm before each block, rotary positions, grouped-query attentio
 SiLU MLP.
 
 Q, K and V are one matrix product, gate and up another. After the last layer's attention only the rows that
-will be sampled go on: no later layer needs the others.
+will be sampled go on: no later layer needs the others. Up to there everything is one call where all
+operations are in C++ (kernels.cpu.layers); elsewhere, and to be read, it is `_operations`.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import contextlib
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +23,7 @@ from engines.model.config import ModelConfig
 from engines.model.linear import Linear, fuses_gate
 from engines.model.rope import rope_tables
 from kernels import fused
+from kernels.cpu.layers import CppLayers, LayerWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class LeanModel:
             self.head = Linear(take("lm_head.weight", config.vocab, hidden))
         _refuse_leftovers(weights, config)
         self._cos, self._sin = rope_tables(config, device)
+        self._one_call = self._compose()
 
     def _layer(self, take: _Taker, prefix: str) -> Layer:
         c = self.config
@@ -97,13 +101,37 @@ class LeanModel:
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """token_ids, positions [T] -> logits [R, vocab] of the rows ctx.sample_rows."""
-        ops, eps, heads = self.ops, self.config.rms_eps, self.config.heads
-        kv_heads, head_dim, scale = self.config.kv_heads, self.config.head_dim, self.config.scale
-        tokens, last = token_ids.shape[0], len(self.layers) - 1
+        tokens, c = token_ids.shape[0], self.config
         residual = F.embedding(token_ids, self.embedding)
-        attended = residual.new_empty(tokens, heads, head_dim)
+        attended = residual.new_empty(tokens, c.heads, c.head_dim)
         attended[ctx.real_tokens :] = 0  # attention leaves the padding rows alone: keep them finite
-        attended_real = attended[: ctx.real_tokens]
+        if self._one_call is not None and self._one_call.suits(self.ops, ctx.backend):
+            self._one_call(
+                residual,
+                attended,
+                positions,
+                ctx.k_caches,
+                ctx.v_caches,
+                ctx.slot,
+                ctx.cu_q,
+                ctx.kv_len,
+                ctx.block_table,
+                ctx.real_tokens,
+            )
+        else:
+            self._operations(residual, attended, positions, ctx)
+        rows = attended.view(tokens, c.heads * c.head_dim)
+        if ctx.sample_rows.shape[0] == 0:
+            return residual.new_empty(0, c.vocab)
+        rows, residual = rows[ctx.sample_rows], residual[ctx.sample_rows]
+        return self.head(self._mlp(rows, residual, self.layers[-1], self.norm))
+
+    def _operations(
+        self, residual: torch.Tensor, attended: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> None:
+        """Every layer up to the last one's attention, which is left in attended [T, Hq, D]."""
+        ops, eps, (tokens, heads, head_dim) = self.ops, self.config.rms_eps, attended.shape
+        kv_heads, last = self.config.kv_heads, len(self.layers) - 1
         x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
         for i, layer in enumerate(self.layers):
             k_cache, v_cache = ctx.k_caches[i], ctx.v_caches[i]
@@ -121,23 +149,52 @@ class LeanModel:
                 ctx.cu_q,
                 ctx.kv_len,
                 ctx.block_table,
-                scale,
+                self.config.scale,
                 ctx.max_q_len,
-                attended_real,
+                attended[: ctx.real_tokens],
                 window=self.config.window(i),
             )
-            rows = attended.view(tokens, heads * head_dim)
-            if i == last:
-                if ctx.sample_rows.shape[0] == 0:
-                    return residual.new_empty(0, self.config.vocab)
-                rows, residual = rows[ctx.sample_rows], residual[ctx.sample_rows]
-            x = layer.o(rows)
-            x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps, out=x)
-            x = layer.gate_up(x)
-            x = layer.down(x if layer.gate_up.gated else ops.silu_mul(x))
-            next_norm = self.norm if i == last else self.layers[i + 1].input_norm
-            x = ops.add_rms_norm(x, residual, next_norm, eps, out=x)
-        return self.head(x)
+            if i < last:
+                rows = attended.view(tokens, heads * head_dim)
+                x = self._mlp(rows, residual, layer, self.layers[i + 1].input_norm)
+
+    def _mlp(
+        self, attended: torch.Tensor, residual: torch.Tensor, layer: Layer, next_norm: torch.Tensor
+    ) -> torch.Tensor:
+        """What a layer does after its attention, and the norm that follows: rows [n, Hq D] -> [n, H]."""
+        ops, eps = self.ops, self.config.rms_eps
+        x = layer.o(attended)
+        x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps, out=x)
+        x = layer.gate_up(x)
+        x = layer.down(x if layer.gate_up.gated else ops.silu_mul(x))
+        return ops.add_rms_norm(x, residual, next_norm, eps, out=x)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether there is one call for the layers, which is used where the attention is in C++ too."""
+        return self._one_call is not None
+
+    @contextlib.contextmanager
+    def one_by_one(self) -> Iterator[None]:
+        """Forward operation by operation, also where one call would do: to see what each of them takes."""
+        kept, self._one_call = self._one_call, None
+        try:
+            yield
+        finally:
+            self._one_call = kept
+
+    def _compose(self) -> CppLayers | None:
+        """The same as _operations in one call, where all of them are in C++."""
+        weights = []
+        for i, layer in enumerate(self.layers):
+            products = {name: getattr(layer, name).own for name in ("qkv", "o", "gate_up", "down")}
+            if not layer.gate_up.gated or None in products.values() or self.ops.name != "cpp":
+                return None
+            norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
+            weights.append(LayerWeights(*norms, **products, window=self.config.window(i)))
+        c = self.config
+        tables = self._cos, self._sin
+        return CppLayers(weights, c.heads, c.kv_heads, c.head_dim, *tables, c.rms_eps, c.scale)
 
     @property
     def linear_kind(self) -> str:

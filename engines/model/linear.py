@@ -24,8 +24,9 @@ class Linear:
         self.out_features, self.in_features = weight.shape
         self.gated = gated
         self._apply: Callable[[torch.Tensor], torch.Tensor]
+        self.own: CppLinear | None = None
         if packable(weight):
-            self._apply = own = CppLinear(weight, bias, gated)
+            self._apply = self.own = own = CppLinear(weight, bias, gated)
             self.kind = f"cpp {WAYS[own.way]}"
         elif gated:
             raise ValueError("gated: only where fuses_gate says so")

@@ -17,6 +17,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "calls.h"
 #include "rows_few.h"
 #include "rows_matrix.h"
 #include "rows_vector.h"

@@ -22,8 +22,8 @@ from pathlib import Path
 from kernels.cpu.isa import ISAS, NATIVE, machine
 
 SOURCE = Path(__file__).parent
-SOURCES = ("attention.cpp", "fused.cpp", "linear.cpp", "read.cpp")
-HEADERS = ("layout.h", "simd.h", "rows.h", "rows_vector.h", "rows_matrix.h", "rows_few.h")
+SOURCES = ("attention.cpp", "fused.cpp", "layers.cpp", "linear.cpp", "read.cpp")
+HEADERS = ("calls.h", "layout.h", "simd.h", "rows.h", "rows_vector.h", "rows_matrix.h", "rows_few.h")
 # -mtune=generic: compilers that do not know the newest CPU tune 512-bit code for its predecessors (8 % here).
 # -ffp-contract stays at the compiler's default: a product that is added at once becomes one fused operation.
 FLAGS = (

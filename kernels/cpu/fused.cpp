@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "calls.h"
 #include "layout.h"
 #include "simd.h"
 
@@ -37,13 +38,6 @@ INLINE vec get(const T* p, int count) {
 template <class T>
 INLINE void put(T* p, vec x, int count) {
     count == LANES ? store(p, x) : store_part(p, x, count);
-}
-
-INLINE vec rounded(vec x, float) { return x; }
-INLINE vec rounded(vec x, bf16) {
-    bf16 narrow[LANES];
-    store(narrow, x);
-    return load(narrow);
 }
 
 template <class T>

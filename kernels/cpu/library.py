@@ -33,6 +33,7 @@ _SIGNATURES = {
     "bm_linear_pack": [_int, _ptr, _i64, _i64, _int, _ptr],
     "bm_linear": [_int, _ptr, _i64, _ptr, _ptr, _ptr] + [_i64] * 4 + [_i32] * 2,
     "bm_argmax": [_int, _ptr, _i64, _ptr, _i64, _i64, _i32],
+    "bm_layers": [_ptr, _ptr, _ptr],
     "bm_silu_mul": [_int, _ptr, _i64, _ptr, _i64, _i32, _i32],
 }
 

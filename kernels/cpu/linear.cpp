@@ -23,6 +23,7 @@ constexpr bool HAS_AMX = false;
 #endif
 #endif
 
+#include "calls.h"
 #include "simd.h"
 
 namespace {
@@ -119,16 +120,10 @@ struct Dot {
 
 INLINE vec part_of(const float* p, int n) { return n == LANES ? load(p) : load_part(p, n); }
 INLINE vec part_of(const bf16* p, int n) { return n == LANES ? load(p) : load_part(p, n); }
-INLINE vec rounded(vec x, float) { return x; }
-INLINE vec rounded(vec x, bf16) {
-    bf16 narrow[LANES];
-    store(narrow, x);
-    return load(narrow);
-}
 
 // One row of sums of the panel `p`; gated: `sums` is gate's, `up` the panel's after it.
 template <class T>
-__attribute__((noinline)) void finish(const Product& q, int64_t row, int64_t p, vec sums, vec up) {
+INLINE void finish(const Product& q, int64_t row, int64_t p, vec sums, vec up) {
     int64_t column = p * LANES, columns = q.outputs;
     if (q.gated) {
         // Rounded as the separate operations would.
@@ -141,6 +136,11 @@ __attribute__((noinline)) void finish(const Product& q, int64_t row, int64_t p, 
     if (q.bias) sums += part_of(static_cast<const T*>(q.bias) + column, n);
     T* to = static_cast<T*>(q.out) + row * q.out_stride + column;
     n == LANES ? store(to, sums) : store_part(to, sums, n);
+}
+
+template <class T>
+__attribute__((noinline)) void finish_apart(const Product& q, int64_t row, int64_t p, vec sums, vec up) {
+    finish<T>(q, row, p, sums, up);
 }
 
 // -- products in registers --
@@ -172,9 +172,9 @@ INLINE void multiply(const Product& q, const Block& b, int64_t row, float* kept,
             if (b.k1 < q.inputs)
                 store(kept + (r * NV + v) * LANES, a[r][v]);
             else if (!q.gated)
-                finish<T>(q, row + r, b.panel + v, a[r][v], vec{});
+                finish_apart<T>(q, row + r, b.panel + v, a[r][v], vec{});
             else if (v % 2 == 0)
-                finish<T>(q, row + r, b.panel + v, a[r][v], a[r][std::min(v + 1, V - 1)]);
+                finish_apart<T>(q, row + r, b.panel + v, a[r][v], a[r][std::min(v + 1, V - 1)]);
         }
 }
 
@@ -248,17 +248,36 @@ INLINE void fetch_tile(const bf16* w) {
     for (int line = 0; line < TILE; line++) __builtin_prefetch(w + line * 2 * LANES, 0, 2);
 }
 
-// Rows row .. row + a - 1 and, with B, the b rows after them, x the panels p and, with TWO, p + 1.
+// Sums of up to 2 x TILE rows and two panels, stored from the tiles. What was just stored so can be read only after a
+// wait: the rows are finished between the steps of the product that comes next.
+struct Leaving {
+    alignas(64) float sums[4][TILE * LANES];  // rows a, a, b, b x panels
+    int64_t row, panel;
+    int rows = 0, next = 0;  // rows, and how many of them are finished
+    bool two;
+
+    __attribute__((always_inline)) inline void finish_rows(const Product& q, int most) {
+        for (const int end = std::min(rows, next + most); next < end; next++) {
+            const float* from = sums[next / TILE * 2] + next % TILE * LANES;
+            const vec one = load(from), other = load(from + TILE * LANES);
+            finish<bf16>(q, row + next, panel, one, other);
+            if (two && !q.gated) finish<bf16>(q, row + next, panel + 1, other, other);
+        }
+    }
+};
+
+// Rows row .. row + a - 1 and, with B, the b rows after them, x the panels p and, with TWO, p + 1. The sums go to `now`.
 template <bool B, bool TWO>
 INLINE void multiply_tiles(const Product& q, const bf16* x, int64_t row, int64_t a, int64_t b, int64_t p, int64_t panel,
-                           bool first_rows) {
+                           bool first_rows, Leaving& now, Leaving& before) {
     const bf16 *w = static_cast<const bf16*>(q.weight) + p * panel, *x2 = x + TILE * q.x_stride;
-    const int64_t x_bytes = q.x_stride * 2, w_bytes = 64;
+    const int64_t x_bytes = q.x_stride * 2, w_bytes = 64, steps = panel / LANES / INPUT_PAD;
+    const int share = int((before.rows + steps - 1) / steps);
     TILE_ZERO(0);
     if (TWO) TILE_ZERO(1);
     if (B) TILE_ZERO(2);
     if (B && TWO) TILE_ZERO(3);
-    for (int64_t k = 0; k < panel / LANES; k += INPUT_PAD, x += INPUT_PAD, x2 += INPUT_PAD, w += INPUT_PAD * LANES) {
+    for (int64_t k = 0; k < steps; k++, x += INPUT_PAD, x2 += INPUT_PAD, w += INPUT_PAD * LANES) {
         if (first_rows) {  // the weight comes from memory, and tile loads alone do not fetch far enough ahead
             fetch_tile(w + FETCH);
             if (TWO) fetch_tile(w + panel + FETCH);
@@ -275,18 +294,13 @@ INLINE void multiply_tiles(const Product& q, const bf16* x, int64_t row, int64_t
             TILE_DOT(2, 5, 6);
             if (TWO) TILE_DOT(3, 5, 7);
         }
+        before.finish_rows(q, share);
     }
-    alignas(64) float sums[4][TILE * LANES];
-    TILE_STORE(0, sums[0]);
-    if (TWO) TILE_STORE(1, sums[1]);
-    if (B) TILE_STORE(2, sums[2]);
-    if (B && TWO) TILE_STORE(3, sums[3]);
-    for (int half = 0; half < (B ? 2 : 1); half++)
-        for (int64_t r = 0; r < (half ? b : a); r++) {
-            const vec one = load(sums[2 * half] + r * LANES), two = load(sums[2 * half + 1] + r * LANES);
-            finish<bf16>(q, row + half * TILE + r, p, one, two);
-            if (TWO && !q.gated) finish<bf16>(q, row + half * TILE + r, p + 1, two, two);
-        }
+    TILE_STORE(0, now.sums[0]);
+    if (TWO) TILE_STORE(1, now.sums[1]);
+    if (B) TILE_STORE(2, now.sums[2]);
+    if (B && TWO) TILE_STORE(3, now.sums[3]);
+    now.row = row, now.panel = p, now.rows = int(a + b), now.next = 0, now.two = TWO;
 }
 
 constexpr int AMX_ROWS = 256;  // of x at a time: they stay in the second-level cache
@@ -303,6 +317,8 @@ void run_tiles(const Product& given, int64_t first, int64_t last) {
         q.x_stride = padded;
     }
     int64_t shaped_a = 0, shaped_b = 0;
+    Leaving leaving[2];
+    int turn = 0;
     for (int64_t block = 0; block < q.rows; block += AMX_ROWS)
         for (int64_t p = first; p < last; p += 2)
             for (int64_t row = block; row < std::min(block + AMX_ROWS, q.rows); row += 2 * TILE) {
@@ -311,11 +327,14 @@ void run_tiles(const Product& given, int64_t first, int64_t last) {
                 const bf16* x = static_cast<const bf16*>(q.x) + row * q.x_stride;
                 if (a != shaped_a || b != shaped_b) shape_tiles(a, b), shaped_a = a, shaped_b = b;
                 const bool two = p + 1 < last, first_rows = row == block && p + 3 < last;
-                if (b && two) multiply_tiles<true, true>(q, x, row, a, b, p, panel, first_rows);
-                else if (b) multiply_tiles<true, false>(q, x, row, a, b, p, panel, false);
-                else if (two) multiply_tiles<false, true>(q, x, row, a, b, p, panel, first_rows);
-                else multiply_tiles<false, false>(q, x, row, a, b, p, panel, false);
+                Leaving &now = leaving[turn], &before = leaving[1 - turn];
+                turn = 1 - turn;
+                if (b && two) multiply_tiles<true, true>(q, x, row, a, b, p, panel, first_rows, now, before);
+                else if (b) multiply_tiles<true, false>(q, x, row, a, b, p, panel, false, now, before);
+                else if (two) multiply_tiles<false, true>(q, x, row, a, b, p, panel, first_rows, now, before);
+                else multiply_tiles<false, false>(q, x, row, a, b, p, panel, false, now, before);
             }
+    leaving[1 - turn].finish_rows(q, 2 * TILE);
     asm volatile("tilerelease" ::);
 }
 

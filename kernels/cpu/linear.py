@@ -54,7 +54,7 @@ class CppLinear:
         self._packed = _arena.empty(size, weight.dtype)
         compiled.bm_linear_pack(is_bf16, weight.data_ptr(), *weight.shape, gated, self._packed.data_ptr())
         self._columns = self.out_features // 2 if gated else self.out_features
-        self._addresses = self._packed.data_ptr(), None if bias is None else bias.data_ptr()
+        self.addresses = self._packed.data_ptr(), None if bias is None else bias.data_ptr()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows, width = x.shape
@@ -74,7 +74,7 @@ class CppLinear:
             self.way,
             x.data_ptr(),
             row_stride,
-            *self._addresses,
+            *self.addresses,
             out.data_ptr(),
             self._columns,
             rows,

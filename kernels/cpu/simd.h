@@ -91,13 +91,19 @@ INLINE vec first_of(uvec pairs) { return (vec)(pairs << 16); }
 INLINE vec second_of(uvec pairs) { return (vec)(pairs & 0xffff0000); }
 
 INLINE void store(float* p, vec x) { std::memcpy(p, &x, sizeof x); }
-INLINE void store(bf16* p, vec x) {
+// The bits of a bfloat16 in the upper half of each lane; the lower half is anything.
+INLINE uvec rounded_bits(vec x) {
     uvec u = (uvec)x;
-    uvec rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;  // to nearest, ties to even
-    uvec quiet = (u >> 16) | 0x40;                        // a NaN must not round to infinity
-    hvec h = narrowed((uvec)(x == x ? rounded : quiet));
+    uvec nearest = u + 0x7fff + ((u >> 16) & 1);     // ties to even
+    return (uvec)(x == x ? nearest : u | 0x400000);  // a NaN must not round to infinity
+}
+INLINE void store(bf16* p, vec x) {
+    hvec h = narrowed(rounded_bits(x) >> 16);
     std::memcpy(p, &h, sizeof h);
 }
+// What comes back after a store.
+INLINE vec rounded(vec x, float) { return x; }
+INLINE vec rounded(vec x, bf16) { return (vec)(rounded_bits(x) & 0xffff0000); }
 
 // The last n < LANES elements of a row: padded with zeros, so that every row takes the same path.
 template <class T>

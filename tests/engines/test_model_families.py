@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from engines.config import ConfigError
+from engines.model.lean import LeanModel
 from engines.model.transformers_import import import_transformers
 from engines.runner import ModelRunner, build_runner
+from kernels.cpu.library import available
 from tests.support.passes import Passes, Seq, engine_config
 
 SHAPE = {
@@ -175,6 +177,26 @@ def test_lean_model_over_the_torch_attention(checkpoint: Path) -> None:
         Passes(load(checkpoint, "lean", attention)).generate(seqs, answer=6, chunk=7)
         answers.append([seq.answer for seq in seqs])
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_call_has_the_bits_of_its_operations(checkpoint: Path, dtype: str) -> None:
+    runner = load(checkpoint, "lean", dtype=dtype)
+    model = runner.loaded.model
+    assert isinstance(model, LeanModel)
+    if not available():
+        pytest.skip("no C++ kernels here")
+    assert model.at_once == model.layers[0].gate_up.gated  # biases of the MLP are not part of the call
+    logits = []
+    for way in (contextlib.nullcontext, model.one_by_one):
+        seqs = [Seq(list(prompt)) for prompt in PROMPTS]
+        with way():
+            Passes(runner).generate(seqs, answer=6, chunk=7)
+        logits.append(torch.cat([torch.stack(seq.logits) for seq in seqs]))
+    runner.close()
+    assert len(logits[0]) == 6 * len(PROMPTS)
+    assert logits[0].isfinite().all()
+    assert torch.equal(logits[0], logits[1])
 
 
 def own_logits(folder: Path, dtype: torch.dtype) -> list[torch.Tensor]:
