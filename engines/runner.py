@@ -84,7 +84,11 @@ def build_runner(
     torch_dtype = resolve_dtype(dtype, torch_device)
     with torch.inference_mode():
         loaded = load_model(model_cfg, torch_device, torch_dtype, seed)
-        runner = ModelRunner(loaded, engine, torch_device, torch_dtype, attention)
+        try:
+            runner = ModelRunner(loaded, engine, torch_device, torch_dtype, attention)
+        except BaseException:
+            loaded.model.close()
+            raise
         runner.dtype_measured = measured
         return runner
 

@@ -92,7 +92,12 @@ def load_folder(
             else:
                 tensors = random_weights(shape, seed)
         model = _build(impl, raw, tensors, device, dtype, seed)
-        return _loaded(name, model, read_tokenizer(folder, model.config, required=weights == "real"))
+        try:
+            tokenizer = read_tokenizer(folder, model.config, required=weights == "real")
+        except BaseException:
+            model.close()  # the adapter has registered itself with transformers
+            raise
+        return _loaded(name, model, tokenizer)
     except Exception as error:  # a checkpoint is foreign data: its libraries fail on it in any way they like
         text = " ".join(str(error).split())[:400]
         if not isinstance(error, ConfigError):

@@ -232,6 +232,8 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value}: needs at least 1")
+    if args.seed < 0:
+        raise UsageError(f"--seed {args.seed}: needs 0 or above")
     for name in ("prompts", "outputs"):
         low, high = getattr(args, name)
         if not 1 <= low <= high:
