@@ -154,8 +154,15 @@ def guard(command: Callable[[], int]) -> int:
         code = USAGE if is_usage_error(error) else INVALID if is_of_the_disk(error) else None
         if code is None or DEBUG in os.environ:
             raise
-        say(f"error: {' '.join(str(error).split())}")
+        say(f"error: {in_words(error)}")
         return code
+
+
+def in_words(error: Exception) -> str:
+    """An exception in one line; one of the system without its number."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
 
 
 def say(line: str) -> None:

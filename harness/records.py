@@ -35,6 +35,7 @@ from harness.request_log import (
     read_run_file,
     warn,
 )
+from workloads import output
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,12 +168,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     data = orjson.dumps(
         value, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     )
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
+        output.whole(path, data)
     except OSError as exc:
-        partial.unlink(missing_ok=True)
         raise RecordsWriteError(path, exc) from exc
 
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from workloads import output
-from workloads.errors import WorkloadError
+from workloads.errors import TraceError, WorkloadError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -205,7 +205,10 @@ def _read(args: argparse.Namespace) -> Any:
 
     if args.limit is not None and args.limit < 1:
         raise WorkloadError(f"--limit={args.limit}: needs a whole number of 1 or more")
-    return read_trace(args.trace, format=args.format, limit=args.limit, on_bad_row=args.on_bad_row)
+    try:
+        return read_trace(args.trace, format=args.format, limit=args.limit, on_bad_row=args.on_bad_row)
+    except TraceError as exc:
+        raise exc.advised("--on-bad-row skip") from exc
 
 
 def _console(kind: Any) -> Any:

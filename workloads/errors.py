@@ -21,3 +21,11 @@ class TraceError(WorkloadError):
         self.line = line
         self.column = column
         self.reason = reason
+        self.skippable = False  # one row alone is at fault, and a reader can leave it out
+
+    def advised(self, skip: str) -> TraceError:
+        """The same with what leaves the row out, where one is at fault. skip: the option that does."""
+        if not self.skippable:
+            return self
+        reason = f"{self.reason}; {skip} leaves such rows out"
+        return TraceError(self.path, reason, line=self.line, column=self.column)

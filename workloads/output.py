@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +56,21 @@ def write(option: str, path: str | Path, fill: Callable[[Path], object], *, repl
     finally:
         partial.unlink(missing_ok=True)
         _unfinished.discard(partial)
+
+
+def whole(path: Path, data: bytes) -> None:
+    """Replace a file in one rename: a reader sees the old one or the new one, and nothing is left behind. A
+    device, a pipe or a folder is not replaced. Raises OSError, whose filename is the path."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    partial = path.with_name(f".{path.name[:200]}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None  # a full disk names no file
 
 
 def write_text(option: str, path: str | Path, text: str, *, replace: bool = False) -> None:

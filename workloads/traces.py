@@ -17,6 +17,7 @@ import numpy as np
 
 from workloads.assembly import COMMON_KEYS, Common, Drafts, Prompts, assemble, class_cap, read_common
 from workloads.columns import Texts
+from workloads.errors import TraceError
 from workloads.gaps import Renewal, unit_gaps
 from workloads.lengths import scaled
 from workloads.rates import RateProfile
@@ -42,13 +43,16 @@ def draw_trace(
         raise node.error("path", "workload=trace needs a file, such as an Azure CSV or a Mooncake JSONL")
     replay = node.choice("replay", REPLAYS) if "replay" in node else "auto"
     spread = node.flag("spread_ticks") if "spread_ticks" in node else True
-    trace = read_trace(
-        node.text("path"),
-        format=node.choice("format", FORMATS),
-        limit=node.optional_whole("limit"),
-        on_bad_row=node.choice("on_bad_row", ("error", "skip")),
-        seed=seed,
-    )
+    try:
+        trace = read_trace(
+            node.text("path"),
+            format=node.choice("format", FORMATS),
+            limit=node.optional_whole("limit"),
+            on_bad_row=node.choice("on_bad_row", ("error", "skip")),
+            seed=seed,
+        )
+    except TraceError as exc:
+        raise exc.advised("workload.on_bad_row=skip") from exc
     if replay == "auto":
         only_sessions = trace.closed or (trace.time_ns is None and trace.session is not None)
         replay = "sessions" if only_sessions else "times"

@@ -297,10 +297,12 @@ def conclude(folder: Path, facts: dict[str, Any], asked: Asked, pair: Pair, ende
 
     value = _write(folder, facts, asked, pair)
     print_crossover(value)
-    write_crossover(value, folder / "report.html")
     if ended is not None:
         say(f"ended early: {ended}")
-    put(f"results: {folder}")
+    try:
+        write_crossover(value, folder / "report.html")
+    finally:
+        put(f"results: {folder}")
     if ended is not None:
         return INVALID
     return INCONCLUSIVE if value["crossover"]["kind"] == "inconclusive" else PASS

@@ -16,7 +16,7 @@ from harness.capacity.measure import BESIDE_S, Arm, Budget, exit_code, measure
 from harness.capacity.prober import Prober
 from harness.capacity.result import to_json
 from harness.capacity.search import Rules
-from harness.cli import PASS, put, say
+from harness.cli import PASS, in_words, put, say
 from harness.records import write_json
 
 if TYPE_CHECKING:
@@ -128,7 +128,12 @@ def conclude(asked: Asked, arms: Sequence[Arm], folder: Path, value: dict[str, A
         found = arm.interval
         if not asked.virtual and found.low is not None and found.high is not None:
             kept = {**result["capacity"], "measured_at": value["started_at"], "folder": str(folder.resolve())}
-            store.save(asked.engines[arm.name], kept)
-    write_page(value, folder / "report.html")
-    put(f"results: {folder}")
+            try:
+                store.save(asked.engines[arm.name], kept)
+            except OSError as error:
+                say(f"{arm.name}: load.utilization cannot know of it: {in_words(error)}")
+    try:
+        write_page(value, folder / "report.html")
+    finally:
+        put(f"results: {folder}")
     return exit_code(arms)

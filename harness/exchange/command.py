@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import uuid
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.cli import put
+from harness.cli import in_words, put
 from harness.exchange.export import FORMATS
 from harness.exchange.reading import imported, is_result
 from harness.exchange.result import ASSUMPTIONS, ResultError
@@ -20,6 +19,7 @@ from harness.metrics.run import load_run
 from harness.metrics.summary import save_summary, summarize, to_json
 from harness.report import print_summary
 from harness.request_log import RecordsWriteError
+from workloads import output
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return bring_in(args.file, tuple(args.assume), args.out)
         return write_out(args.run, args.to, args.out)
     except (OSError, ResultError, RecordsWriteError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_words(error)}", file=sys.stderr)
         return 2
 
 
@@ -56,9 +56,12 @@ def bring_in(file: str, assume: tuple[str, ...], out: Path) -> int:
     print_summary(summary)
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", str(summary["run"]["id"])).strip("-.")[:80]
     folder = out / f"imported-{name}-{uuid.uuid4().hex[:6]}"
-    folder.mkdir(parents=True)
     meta: dict[str, Any] = {"schema_version": 1, "imported": summary["run"]["source"]}
-    (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    try:
+        folder.mkdir(parents=True)
+        output.whole(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode("utf-8"))
+    except OSError as error:
+        raise ResultError(f"-o {out}: cannot be written ({error.strerror or error})") from error
     save_summary(summary, folder)
     put(f"results: {folder}")
     return 0
@@ -73,14 +76,9 @@ def write_out(run_dir: str, to: str, out: Path) -> int:
     engine = run.config.get("engine")
     api = engine.get("api", "completions") if isinstance(engine, dict) else None
     text = to_json(FORMATS[to](summarize(run), api))
-    if out.exists() and not out.is_file():  # a device would be replaced by a file
-        raise ResultError(f"cannot write {out}: not a regular file")
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, out)
+        output.whole(out, text.encode("utf-8"))
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise ResultError(f"cannot write {out}: {error.strerror or error}") from error
     put(f"results: {out}")
     return 0

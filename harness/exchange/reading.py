@@ -14,6 +14,7 @@ from harness.exchange import aiperf, guidellm, sglang, vllm
 from harness.exchange.result import ASSUMPTIONS, Result, ResultError, summary_of
 
 MAX_BYTES = 512 * 1024 * 1024
+PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"\xfd7zXZ")  # gzip, zstd, zip, xz
 TOOLS = (vllm, sglang, guidellm, aiperf)
 KNOWN = "vllm bench serve, sglang.bench_serving, guidellm or aiperf"
 
@@ -56,14 +57,16 @@ def imported(path: str | Path, assume: tuple[str, ...] = ()) -> dict[str, Any]:
 def load(file: Path) -> list[dict[str, Any]]:
     """The objects of a file, one after the other (a document, JSON lines, or appended documents)."""
     try:
-        size = file.stat().st_size
-        content = file.read_text(encoding="utf-8-sig") if size <= MAX_BYTES else ""
+        with file.open("rb") as stream:  # a pipe or a device has no size to ask for
+            data = stream.read(MAX_BYTES + 1)
+        content = data.decode("utf-8-sig") if len(data) <= MAX_BYTES else ""
     except OSError as error:
         raise ResultError(f"{file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ResultError(f"{file}: no UTF-8 text (byte {error.start})") from error
-    if size > MAX_BYTES:
-        raise ResultError(f"{file}: {size} bytes; a result file has at most {MAX_BYTES}")
+        packed = "; unpack it first" if data.startswith(PACKED) else ""
+        raise ResultError(f"{file}: no UTF-8 text (byte {error.start}){packed}") from error
+    if len(data) > MAX_BYTES:
+        raise ResultError(f"{file}: more than {MAX_BYTES} bytes; a result file has at most {MAX_BYTES}")
     if not content.strip():
         raise ResultError(f"{file}: empty")
     try:

@@ -14,6 +14,7 @@ from harness.formats.junit import junit
 from harness.formats.markdown import markdown
 from harness.formats.pytorch import pytorch
 from harness.formats.report import Report
+from workloads import output
 
 FORMATS: dict[str, tuple[Callable[[Report], str], str]] = {
     "markdown": (markdown, "append a markdown section, as for $GITHUB_STEP_SUMMARY"),
@@ -55,24 +56,10 @@ def write_all(paths: dict[str, Path], report: Report) -> list[str]:
         text = FORMATS[name][0](report).encode()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            (append if name == "markdown" else replace)(path, text)
+            (append if name == "markdown" else output.whole)(path, text)
         except OSError as error:
             failures.append(f"--{name} {path}: cannot be written ({error.strerror})")
     return failures
-
-
-def replace(path: Path, text: bytes) -> None:
-    """The whole file in one rename: a reader sees the old one or the new one. Raises OSError."""
-    partial = path.with_name(path.name + ".partial")
-    if path.exists() and not path.is_file():
-        raise OSError(0, "not a regular file")
-    try:
-        partial.write_bytes(text)
-        os.replace(partial, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
 
 
 def append(path: Path, text: bytes) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.cli import put, say
+from harness.cli import in_words, put, say
 from harness.formats import Report
 from harness.formats.files import OutputError, add_options, chosen, write_all
 from harness.gate.baseline import Baseline, gate, held_to, load_baseline, make_baseline
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
             return base_ref(args, outputs, console)
         return one_run(args, outputs, console)
     except (OSError, ValueError) as error:
-        say(f"error: {' '.join(str(error).split())}")
+        say(f"error: {in_words(error)}")
         return USAGE
 
 
@@ -214,7 +214,10 @@ def split_output(overrides: list[str]) -> tuple[list[str], str | None]:
 
 def new_folder(parent: Path) -> Path:
     folder = parent / f"{datetime.now():%Y%m%d-%H%M%S}-gate-{secrets.token_hex(2)}"
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise OutputError(f"output.dir={parent}: cannot be written ({error.strerror})") from None
     return folder
 
 

@@ -5,10 +5,8 @@ Building it twice gives the same bytes; a figure that was not measured is null a
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +38,7 @@ from harness.metrics.utilization import server_metrics, utilization
 from harness.metrics.windows import around, concurrency, counted, load_window, steady_window
 from harness.request_log import RecordsWriteError
 from harness.validity import judge
+from workloads import output
 
 SCHEMA_VERSION = 1
 DIGITS = 6  # significant digits of every float: far below the noise, and short to read
@@ -88,13 +87,9 @@ def write_summary(run_dir: str | Path) -> dict[str, Any]:
 def save_summary(summary: dict[str, Any], run_dir: str | Path) -> None:
     """Write summary.json in one rename, so that a reader never sees half of it. Raises RecordsWriteError."""
     path = Path(run_dir) / "summary.json"
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(to_json(summary), encoding="utf-8")
-        os.replace(partial, path)
+        output.whole(path, to_json(summary).encode("utf-8"))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise RecordsWriteError(path, error) from error
 
 

@@ -1,5 +1,6 @@
 """The command line: what it answers before anything is measured, and what every mistake looks like."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from engines.config import ConfigError
 from harness import cli
 from harness.cli import INVALID, PASS, SEVERITY, USAGE, guard, main, parse
 from harness.conf import UsageError, choices
+from harness.gate.command import main as gate
 from harness.records import RecordsWriteError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,3 +194,15 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 def test_severity_orders_every_code_once():
     assert sorted(SEVERITY) == [0, 1, 2, 3, 4]
+
+
+def test_an_error_of_the_system_names_the_file_and_no_number(tmp_path, capsys):
+    def full() -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "report.html"))
+
+    assert guard(full) == 3
+    assert capsys.readouterr().err == f"error: {tmp_path}/report.html: No space left on device\n"
+    (tmp_path / "file").write_text("")
+    assert gate(["--base-ref", "HEAD", "--", "+workload=rag", f"output.dir={tmp_path}/file"]) == 2
+    message = f"error: output.dir={tmp_path}/file: cannot be written (Not a directory)\n"
+    assert capsys.readouterr().err == message

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from harness.dashboard.serve import ServeError, make_app
+from harness.dashboard.serve import ServeError, make_app, serve
 from harness.dashboard.serve.index import Index
 from harness.dashboard.serve.progress import Progress
 from harness.metrics import write_summary
@@ -162,6 +162,51 @@ def test_nothing_but_what_the_list_names_is_served(results):
     assert "server died &lt;b&gt;now" in pages[1][1]
     assert all("<script>alert(1)" not in page for _, page in pages)
     assert [s for s, _ in call(results, ("/compare", {}), ("/compare?run=../x", {}))] == [400, 400]
+
+
+HOSTILE = {
+    "deep": {"summary.json": b"[" * 200_000},
+    "deep compare": {"compare.json": b"[" * 200_000},
+    "pipe": {"summary.json": None},
+    "nan": {"summary.json": b'{"valid": NaN, "invalid_reasons": [], "run": {}}'},
+    "capacity": {"capacity.json": b'{"arms": {"a": [1]}}'},
+    "live rows": {
+        "config.yaml": b"",
+        "meta.json": b'{"planned": {"requests": 9}, "engine": "\\ud800"}',
+        "requests.jsonl": b'{"type": "request", "id": 1, "end_ns": "x"}\n{"type": "request", "chunk_ns": 3}\n'
+        b'{"type": "request", "id": 2, "chunk_ns": [1], "chunk_tokens": [1]}\n' + b"[" * 200_000 + b"\n"
+        b'{"type": "request", "id": 3, "end_ns": 5, "outcome": "completed"}\n',
+        "server_metrics.jsonl": b'{"running": 1e999, "waiting": [2]}\n',
+    },
+    "live pipe": {"config.yaml": b"", "requests.jsonl": None},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_whatever_lies_in_a_folder_the_list_goes_on(tmp_path, kind):
+    done(tmp_path / "good")
+    (tmp_path / "hostile").mkdir()
+    for name, content in HOSTILE[kind].items():
+        if content is None:
+            os.mkfifo(tmp_path / "hostile" / name)
+        else:
+            (tmp_path / "hostile" / name).write_bytes(content)
+    ((status, listed),) = call(tmp_path, ("/items", {}))
+    assert status == 200
+    items = by_name(json.loads(listed, parse_constant=pytest.fail))
+    assert items["good"]["state"] == "valid"
+    assert items["hostile"]["state"] == ("running" if kind.startswith("live") else "broken")
+    if kind == "live rows":
+        progress = items["hostile"]["progress"]
+        assert (progress["done"], progress["running"], progress["waiting"]) == (1, None, None)
+    ((status, _),) = call(tmp_path, (f"/run/{items['hostile']['id']}", {}))
+    assert status == 200
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_a_port_that_is_none_is_not_another_one(tmp_path, port):
+    with pytest.raises(ServeError, match=f"--port {port}: needs 0"):
+        serve(tmp_path, "127.0.0.1", port, lambda url: pytest.fail(url))
 
 
 def test_a_folder_that_is_none_and_a_port_that_is_taken_are_one_line(tmp_path):

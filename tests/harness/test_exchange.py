@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -354,6 +355,7 @@ BAD = {
     "deep": ("[" * 200_000, "nested too deeply"),
     "version": ('{"aiperf_version": "9", "schema_version": "2.0"}', "schema_version 2.0; 1.x is read"),
     "two": (json.dumps(VLLM) * 2, "holds 2 results"),
+    "packed": (gzip.compress(json.dumps(VLLM).encode()), "unpack it first"),
 }
 
 
@@ -361,7 +363,7 @@ BAD = {
 def test_a_bad_file_is_one_line_and_exit_2(tmp_path: Path, kind: str, capsys: Any) -> None:
     content, told = BAD[kind]
     path = tmp_path / "bad.json"
-    path.write_text(content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert main(["import", str(path), "-o", str(tmp_path / "runs")]) == 2
     error = capsys.readouterr().err
     assert told in error
@@ -388,7 +390,9 @@ def test_figures_that_are_none_are_refused_one_by_one(tmp_path: Path) -> None:
     assert "0 stands for" in refused(zero, "tpot")
 
 
-def test_choosing_among_results_and_other_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choosing_among_results_and_other_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     path = saved(tmp_path, SGLANG, SGLANG | {"mean_ttft_ms": 7.0}, name="runs.jsonl")
     assert block(imported(f"{path}#2"), "ttft.from_send")["mean"] == 7.0
     for wrong in (f"{path}#3", f"{path}#0"):
@@ -399,6 +403,11 @@ def test_choosing_among_results_and_other_mistakes(tmp_path: Path, monkeypatch: 
     assert main(["export", str(path), "--to", "vllm", "-o", str(tmp_path / "o")]) == 2
     assert main(["export", str(tmp_path / "none"), "--to", "vllm", "-o", str(tmp_path / "o")]) == 2
     assert main(["import", str(tmp_path / "none")]) == 2
+    capsys.readouterr()
+    assert main(["import", f"{path}#1", "-o", str(path)]) == 2
+    assert capsys.readouterr().err == f"error: -o {path}: cannot be written (Not a directory)\n"
     monkeypatch.setattr(reading, "MAX_BYTES", 10)
+    with pytest.raises(ResultError, match="at most 10"):
+        imported("/dev/zero")  # it has a size of 0 and no end
     with pytest.raises(ResultError, match="at most 10"):
         imported(path)

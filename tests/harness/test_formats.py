@@ -27,6 +27,7 @@ from harness.gate import INCONCLUSIVE, INVALID, PASS, REGRESSION, USAGE, main
 from harness.names import label
 from tests.support.gated import METRICS, PRINTS, UNKNOWN, gated, of_another
 from tests.support.run_factory import default_meta
+from workloads import output
 
 TTFT, TPOT, TOKENS = METRICS
 DOCS = Path(__file__).parents[2] / "docs" / "gates.md"
@@ -329,7 +330,7 @@ def test_a_full_disk_leaves_the_old_files(tmp_path: Path, capsys: pytest.Capture
     """A file-size limit stands for the full disk: each write stops in its middle."""
     resource = pytest.importorskip("resource")
     signal = pytest.importorskip("signal")
-    from harness.formats.files import append, replace
+    from harness.formats.files import append
 
     whole = b"x" * 5000
     path = tmp_path / "summary.md"
@@ -338,7 +339,7 @@ def test_a_full_disk_leaves_the_old_files(tmp_path: Path, capsys: pytest.Capture
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        for write in (append, replace):
+        for write in (append, output.whole):
             with pytest.raises(OSError):
                 write(path, whole)
     finally:

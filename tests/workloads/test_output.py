@@ -17,6 +17,7 @@ from workloads import draw, output
 from workloads.__main__ import load_workload, main
 from workloads.errors import WorkloadError
 from workloads.fitting.command import override
+from workloads.page.frame import write_page
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
@@ -172,3 +173,29 @@ for argv in (["show", file], ["fit", file], ["convert", file, "--to", "azure"], 
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(b"\n") == 4
+
+
+def test_a_file_is_replaced_as_a_whole_and_a_pipe_never(tmp_path):
+    path = tmp_path / "page.html"
+    for text in (b"one", b"two"):
+        output.whole(path, text)
+        assert path.read_bytes() == text
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not a regular file") as refused:
+        write_page("<p>", pipe)
+    assert refused.value.filename == str(pipe)
+    assert pipe.is_fifo()
+    with pytest.raises(FileNotFoundError) as missing:
+        output.whole(tmp_path / "none" / "page.html", b"x")
+    assert missing.value.filename == str(tmp_path / "none" / "page.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "pipe"]
+
+
+def test_a_bad_row_says_which_option_leaves_it_out(tmp_path):
+    path = trace(tmp_path / "bad.csv")
+    with open(path, "a") as file:
+        file.write("\n2024-05-12 00:01:00.0,many,3\n")
+    done = python("-m", "workloads", "convert", str(path), "--to", "azure")
+    assert done.returncode == 2
+    assert done.stderr.endswith(b"'many' is not a whole number; --on-bad-row skip leaves such rows out\n")

@@ -5,10 +5,11 @@ a script element. A page opens from disk and asks the network for nothing. (`har
 from __future__ import annotations
 
 import json
-import os
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from workloads import output
 
 # Okabe and Ito's palette: told apart by colour-blind readers, and on light and dark ground. The last four
 # are for many runs on one page, where no palette keeps all apart.
@@ -42,11 +43,5 @@ def script_json(value: Any) -> str:
 
 def write_page(html: str, out: Path) -> None:
     """The whole page or none of it. Raises OSError."""
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(html, encoding="utf-8")
-        os.replace(partial, out)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    out.parent.mkdir(parents=True, exist_ok=True)
+    output.whole(out, html.encode("utf-8"))

@@ -61,6 +61,7 @@ class Rows:
     def bad(self, error: TraceError, cause: Exception) -> None:
         """A row that cannot be used: raised, or counted where bad rows are skipped."""
         if not self.skip_bad:
+            error.skippable = True
             raise error from cause
         self.skipped += 1
         self._first_bad = self._first_bad or str(error)

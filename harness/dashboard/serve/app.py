@@ -219,7 +219,8 @@ def _text(name: str) -> str:
 
 
 def _html(text: str, status: int = 200) -> web.Response:
-    return web.Response(text=text, content_type="text/html", charset="utf-8", status=status)
+    body = text.encode("utf-8", "replace")  # half a surrogate pair in a record is no reason to show nothing
+    return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)
 
 
 def _short(item: Item) -> dict[str, Any]:
@@ -233,13 +234,15 @@ def _changed(path: Path) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:  # the resolver takes others modulo 65536, or for a service's name
+        raise ServeError(f"--port {port}: needs 0 (a free one) to 65535")
     try:
         (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(128)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         why = getattr(error, "strerror", None) or error
         raise ServeError(
             f"--host {host} --port {port}: cannot listen ({why}); --port 0 picks a free one"

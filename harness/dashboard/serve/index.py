@@ -6,7 +6,6 @@ found may break the list: what cannot be read is listed as broken, with the reas
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.dashboard.serve.progress import Progress
+from harness.dashboard.serve.progress import Progress, number, read_json
 from harness.table import lookup
 
 MAX_DEPTH = 5
@@ -106,9 +105,9 @@ class Index:
                 return _of_summary(item, self._json(path / "summary.json"))
             meta = self._json(path / "meta.json") if "meta.json" in names else {}
             item = _of_meta(item, meta)
-        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        except Exception as error:
             what = "summary.json" if "summary.json" in names else "meta.json"
-            return replace(item, note=f"{what} cannot be read: {' '.join(str(error).split())[:150]}")
+            return replace(item, note=f"{what} cannot be read: {_reason(error)}")
         if _silent_s(path) > SILENT_S:
             cause = (
                 "it ended before the load began" if "meta.json" not in names else "it was ended from outside"
@@ -123,8 +122,8 @@ class Index:
             found = self._json(path / f"{kind}.json")
             runs = tuple(self.id_of(Path(os.path.normpath(path / run))) for run in _run_dirs(found))
             return replace(item, state="done", note=_outcome(kind, found), runs=runs)
-        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
-            return replace(item, note=f"{kind}.json cannot be read: {' '.join(str(error).split())[:150]}")
+        except Exception as error:
+            return replace(item, note=f"{kind}.json cannot be read: {_reason(error)}")
 
     def _json(self, path: Path) -> Any:
         """A file's small part of interest would do; the whole is parsed once a change."""
@@ -132,7 +131,7 @@ class Index:
         stamp = (found.st_mtime_ns, found.st_size)
         known = self._read.get(path)
         if known is None or known[0] != stamp:
-            value = json.loads(path.read_bytes())
+            value = read_json(path)
             known = (stamp, _slim(value) if path.name == "summary.json" else value)
             self._read[path] = known
         return known[1]
@@ -165,7 +164,7 @@ def _slim(summary: dict[str, Any]) -> dict[str, Any]:
     return {
         **{key: summary.get(key) for key in ("valid", "invalid_reasons", "engine", "workload", "model")},
         "started_at": str((summary["run"] or {}).get("started_at") or ""),
-        "figures": {name: lookup(summary, path) for name, path in FIGURES.items()},
+        "figures": {name: number(lookup(summary, path)) for name, path in FIGURES.items()},
     }
 
 
@@ -225,6 +224,11 @@ def _values(arms: Any) -> list[Any]:
     if isinstance(arms, dict):
         return [{"name": name, **arm} for name, arm in arms.items()]
     return list(arms)
+
+
+def _reason(error: Exception) -> str:
+    """Why a file could not be read: whatever lies in a folder, the list goes on without it."""
+    return " ".join(str(error).split())[:150] or type(error).__name__
 
 
 def _silent_s(path: Path) -> float:

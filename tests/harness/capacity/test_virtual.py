@@ -1,5 +1,6 @@
 """Golden: engines in virtual time whose capacity is known by arithmetic, found through the whole command."""
 
+import errno
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from harness.capacity.command import main, read
 from harness.capacity.measure import Arm, Budget, measure
 from harness.capacity.search import Rules
 from harness.capacity.virtual import Virtual
+from harness.cli import guard
 from harness.conf import UsageError
 
 ONE_AT_A_TIME = (
@@ -171,3 +173,20 @@ def test_a_dry_run_says_the_plan_and_the_time_and_does_nothing(tmp_path, capsys)
     assert main(["crossover", "+workload=chat", "engines=[static,chunked]", "--dry-run"]) == 0
     assert "shuffled" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["capacity", "crossover"])
+def test_a_page_that_finds_no_room_does_not_hide_where_the_results_are(tmp_path, capsys, monkeypatch, kind):
+    def full(html, path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("workloads.page.frame.write_page", full)
+    asked = ["--virtual", "+workload=short", "capacity.requests=40", f"output.dir={tmp_path}"]
+    if kind == "capacity":
+        asked += ["engine=continuous", "capacity.tolerance=0.5", "capacity.repeats=1"]
+    else:
+        asked = ["crossover", *asked, "engines=[static,continuous]", "rounds=2", "points=2", "range=[20,60]"]
+    assert guard(lambda: main(asked)) == 3
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1].startswith(f"results: {tmp_path}")
+    assert shown.err.splitlines()[-1].endswith("report.html: No space left on device")
