@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernels.command import guard
+
 STEP_SHARE = 0.75
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -121,6 +123,10 @@ def run_stage(stage: Stage) -> Result:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         result.status, result.why = "cut", f"it was not over after {stage.budget_s:g} s"
+    except BaseException:  # interrupted
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
     else:
         read(stage, process.returncode, output, result)
     result.seconds = round(time.monotonic() - start, 1)
@@ -276,4 +282,4 @@ def _run_checks(name: str, device: str, dry: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guard(main))

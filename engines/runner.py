@@ -9,10 +9,8 @@ whole or in chunks, alone or in a batch, and again after preemption.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 
@@ -53,6 +51,7 @@ from engines.model.loader import LoadedModel, load_model, model_shape  # noqa: E
 from engines.staging import Carried, Inputs, Staging  # noqa: E402
 from kernels import allocate_kv, fused, get_backend  # noqa: E402
 from kernels.cpu.isa import candidates  # noqa: E402
+from kernels.memory import available_memory  # noqa: E402
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -85,7 +84,11 @@ def build_runner(
     torch_dtype = resolve_dtype(dtype, torch_device)
     with torch.inference_mode():
         loaded = load_model(model_cfg, torch_device, torch_dtype, seed)
-        runner = ModelRunner(loaded, engine, torch_device, torch_dtype, attention)
+        try:
+            runner = ModelRunner(loaded, engine, torch_device, torch_dtype, attention)
+        except BaseException:
+            loaded.model.close()
+            raise
         runner.dtype_measured = measured
         return runner
 
@@ -325,18 +328,3 @@ def check_memory(kv_bytes: int, available: int, engine: EngineConfig, num_kv_blo
             f"engine.{setting}={getattr(engine, setting)}: {num_kv_blocks} blocks of engine.block_size="
             f"{engine.block_size} take {kv_bytes / 1e9:.3g} GB, and {available / 1e9:.3g} GB are free"
         )
-
-
-def available_memory(device: torch.device) -> int:
-    """Bytes that can still be had on the device; on the CPU also within the limit of the control group."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    with contextlib.suppress(OSError, ValueError):  # "max", where there is no limit, is no number
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())
-        free = min(free, limit - int((group / "memory.current").read_text()))
-    return free

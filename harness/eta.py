@@ -102,7 +102,7 @@ def find_pace(cfg: DictConfig) -> Pace:
         try:
             summary = json.loads(path.read_text(encoding="utf-8"))
             pace = measured(summary, cfg) if summary["valid"] else None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue  # another version's, or no summary at all
         if pace is not None:
             return pace

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.config import ConfigError
-from engines.model.fields import check_fields, need, refuse_other_state, token_ids
+from engines.model.fields import check_fields, flag, need, refuse_other_state, token_ids
 from engines.model.rope_scaling import RopeScaling, read_rope
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -75,6 +75,8 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"config.json: head_dim={self.head_dim} is odd: rotary positions need pairs")
+        if self.rms_eps < 0:
+            raise ConfigError(f"config.json: rms_norm_eps={self.rms_eps} needs to be 0 or above")
         if len(self.windows) not in (0, self.layers) or any(window < 0 for window in self.windows):
             raise ConfigError(
                 f"config.json: windows={self.windows} needs a size per layer, {self.layers} in all"
@@ -89,6 +91,16 @@ class ModelConfig:
         """Positions that the model has."""
         scaling = self.rope_scaling
         return self.max_positions if scaling is None else scaling.context(self.max_positions)
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases of a checkpoint of this shape; a tied head counts once."""
+        q_size, kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        qkv, gated = q_size + 2 * kv_size, 2 * self.ffn
+        layer = self.hidden * (qkv + q_size + gated + self.ffn + 2)
+        layer += self.qkv_bias * qkv + self.o_bias * self.hidden + self.mlp_bias * (gated + self.hidden)
+        layer += self.qk_norm * 2 * self.head_dim
+        return self.layers * layer + self.hidden * (1 + self.vocab * (1 if self.tied_embeddings else 2))
 
     def window(self, layer: int) -> int:
         """Tokens that a query of this layer sees at most; 0: all of them."""
@@ -129,7 +141,7 @@ class ModelConfig:
         )
         max_positions = need(raw, "max_position_embeddings")
         theta, scaling = read_rope(raw, max_positions)
-        bias = bool(raw.get("attention_bias", False)) and family != "qwen2"  # which always has its own
+        bias = flag(raw, "attention_bias") and family != "qwen2"  # which always has its own
         windows = _windows(raw, family, layers)
         return cls(
             family=family,
@@ -144,14 +156,14 @@ class ModelConfig:
             rope_theta=theta,
             rope_scaling=scaling,
             rms_eps=need({"rms_norm_eps": 1e-6, **raw}, "rms_norm_eps", float),
-            tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            tied_embeddings=flag(raw, "tie_word_embeddings"),
             qkv_bias=bias or family == "qwen2",
             o_bias=bias,
-            mlp_bias=bool(raw.get("mlp_bias", False)),
+            mlp_bias=flag(raw, "mlp_bias"),
             qk_norm=family == "qwen3",
             windows=windows if any(windows) else (),
             eos_token_ids=token_ids(raw, "eos_token_id"),
-            bos_token_id=raw.get("bos_token_id"),
+            bos_token_id=next(iter(token_ids(raw, "bos_token_id")), None),
         )
 
     def to_hf(self) -> dict[str, Any]:
@@ -193,7 +205,7 @@ def _windows(raw: Mapping[str, Any], family: str, layers: int) -> tuple[int, ...
     use_sliding_window."""
     qwen, given = family.startswith("qwen"), raw.get("layer_types")
     window = raw.get("sliding_window")
-    if qwen and not raw.get("use_sliding_window"):
+    if qwen and not flag(raw, "use_sliding_window"):
         window = None
     if window is not None and (family == "llama" or need(raw, "sliding_window") < 1):
         raise ConfigError(

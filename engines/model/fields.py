@@ -162,6 +162,14 @@ def need(raw: Mapping[str, Any], key: str, kind: type = int) -> Any:
     return kind(value)
 
 
+def flag(raw: Mapping[str, Any], key: str) -> bool:
+    """The switch raw[key], off where it is missing: "false" in quotes would be true. Raises ConfigError."""
+    value = raw.get(key)
+    if value not in (None, True, False):
+        raise ConfigError(f"config.json: {key}={_short(value)} needs true or false")
+    return bool(value)
+
+
 def token_ids(raw: Mapping[str, Any], key: str) -> tuple[int, ...]:
     """A token id, or a list of them, or none."""
     value = raw.get(key)

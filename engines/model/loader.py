@@ -21,6 +21,7 @@ from engines.model.lean import LeanModel
 from engines.model.random_weights import TINY, random_weights, tiny_weights
 from engines.model.smollm2 import ensure_smollm2
 from engines.model.tokenizer import ByteTokenizer, Tokenizer
+from kernels.memory import available_memory
 
 WEIGHTS = {"tiny": ("random",), "smollm2": ("real", "dummy"), "hf": ("real", "dummy")}
 """What model.weights may be, per model.name; the first is the default."""
@@ -81,6 +82,8 @@ def load_folder(
     """A checkpoint in Hugging Face's layout. Raises ConfigError, one line, that begins with the folder."""
     try:
         raw = read_config(folder)
+        if impl == "lean":
+            _check_room(ModelConfig.from_hf(raw), device, dtype, drawn=weights != "real")
         tensors = read_weights(folder) if weights == "real" else None
         if tensors is None and impl == "lean":
             shape = ModelConfig.from_hf(raw)
@@ -89,12 +92,28 @@ def load_folder(
             else:
                 tensors = random_weights(shape, seed)
         model = _build(impl, raw, tensors, device, dtype, seed)
-        return _loaded(name, model, read_tokenizer(folder, model.config, required=weights == "real"))
+        try:
+            tokenizer = read_tokenizer(folder, model.config, required=weights == "real")
+        except BaseException:
+            model.close()  # the adapter has registered itself with transformers
+            raise
+        return _loaded(name, model, tokenizer)
     except Exception as error:  # a checkpoint is foreign data: its libraries fail on it in any way they like
         text = " ".join(str(error).split())[:400]
         if not isinstance(error, ConfigError):
             text = f"this checkpoint cannot be loaded ({type(error).__name__}: {text[:300]})"
         raise ConfigError(text if text.startswith(str(folder)) else f"{folder}: {text}") from error
+
+
+def _check_room(shape: ModelConfig, device: torch.device, dtype: torch.dtype, drawn: bool) -> None:
+    """Weights that the memory does not hold are refused before the first is read, for the system would end
+    the process in the middle. Random ones are drawn in float32 on a CPU."""
+    size = 4 if drawn and device.type == "cpu" else dtype.itemsize
+    needed, free = shape.parameters * size, available_memory(device)
+    if needed > free:
+        raise ConfigError(
+            f"{shape.parameters:,} weights take {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
+        )
 
 
 def _build(

@@ -67,7 +67,7 @@ def load(cfg: DictConfig) -> dict[str, Any] | None:
         value = json.loads((folder() / f"{key(cfg)}.json").read_text())
         if value["schema_version"] == SCHEMA_VERSION and value["rps"] > 0:
             return dict(value)
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         pass
     return None
 

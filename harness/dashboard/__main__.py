@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from harness.cli import put
+from harness.cli import DEBUG, put
 from harness.dashboard.export import FORMATS, GROUNDS, WIDTH, ExportError, export_page
 from harness.dashboard.page import DashboardError, render, write_dashboard
 
@@ -46,6 +47,12 @@ def main(argv: list[str] | None = None) -> int:
             put(str(path))
     except (DashboardError, ExportError) as exc:
         print(exc, file=sys.stderr)
+        return 2
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+        if DEBUG in os.environ:
+            raise
+        # As --serve says it: a compare.json that was edited, or records of another version.
+        print(f"cannot be shown: {type(exc).__name__}: {' '.join(str(exc).split())[:200]}", file=sys.stderr)
         return 2
     return 0
 

@@ -77,7 +77,7 @@ def _points(folder: Path, found: dict[str, Any]) -> list[Path]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise DashboardError(f"cannot read {path}: {' '.join(str(exc).split())}") from exc
     if not isinstance(value, dict):
         raise DashboardError(f"cannot read {path}: it is no object")

@@ -13,7 +13,7 @@ def read_ending(run_dir: str | Path) -> dict[str, Any]:
     """engine_end.json as it is; empty where there is none, or none that can be read."""
     try:
         ending = json.loads((Path(run_dir) / "engine_end.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return ending if isinstance(ending, dict) else {}
 

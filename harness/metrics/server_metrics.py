@@ -39,7 +39,7 @@ def read_server_metrics(run_dir: Path) -> list[dict[str, Any]]:
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and isinstance(row.get("t_ns"), int):
             rows.append(row)

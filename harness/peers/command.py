@@ -232,6 +232,8 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value}: needs at least 1")
+    if args.seed < 0:
+        raise UsageError(f"--seed {args.seed}: needs 0 or above")
     for name in ("prompts", "outputs"):
         low, high = getattr(args, name)
         if not 1 <= low <= high:
@@ -251,6 +253,8 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"--sides {side}: choose from {', '.join(SIDES)}")
     if len(set(args.sides or ())) < len(args.sides or ()):
         raise UsageError(f"--sides {' '.join(args.sides)}: name each side once")
+    if args.at_least is not None and not args.at_least > 0:
+        raise UsageError(f"--at-least {args.at_least:g}: needs a ratio above 0")
     if args.at_least is not None and args.sides and BASE not in args.sides:
         raise UsageError(f"--at-least {args.at_least:g}: needs {BASE} among --sides")
 

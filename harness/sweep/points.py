@@ -107,7 +107,7 @@ def finished(entry: Entry, point: Point, folder: Path) -> bool:
         prints = run["fingerprint"]
         same = (prints["config"], prints["schedule"]) == (point.config, point.schedule)
         return bool(same and summary["valid"] and run["complete"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
 

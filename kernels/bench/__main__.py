@@ -20,11 +20,11 @@ import torch
 
 import kernels
 from kernels.bench import attention
-from kernels.bench.cases import SHAPES
-from kernels.bench.machine import Machine, measure_machine
+from kernels.bench.cases import SHAPES, Shape, pool_bytes
+from kernels.bench.machine import Machine, measure_machine, rotation_bytes
+from kernels.command import INVALID, PASS, REGRESSION, USAGE, guard
 from kernels.cpu.isa import candidates
-
-PASS, REGRESSION, USAGE, INVALID = 0, 1, 2, 3
+from kernels.memory import available_memory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return PASS
         shapes = attention.shapes_of(args.shapes)
         backends = attention.backends_of(args.backends, args.device, dtype)
+        _check_room(shapes, args.block_size, size or rotation_bytes(device), dtype, device)
     except (ValueError, RuntimeError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return USAGE
@@ -74,7 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises ValueError for what cannot work; sets the threads."""
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
+    kind = args.device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"--device {args.device}: choose from cpu, cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}: torch sees no CUDA device here; use --device cpu")
     if args.device == "cpu":
         candidates()
@@ -82,10 +86,29 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: needs at least 1")
+    if args.step and (min(args.batches) < 1 or args.context < 1):
+        raise ValueError(
+            f"--batches {' '.join(map(str, args.batches))}, --context {args.context}: need at least 1"
+        )
+    if args.rotate_mb and args.rotate_mb * 2**20 > available_memory(torch.device(args.device)):
+        raise ValueError(f"--rotate-mb {args.rotate_mb}: more than the memory that is free here")
     if args.check and not args.step and (args.device != "cpu" or args.dtype not in (None, "float32")):
         raise ValueError("--check: the goals are of float32 on the CPU; leave out --device and --dtype")
     if args.threads and not args.step:
         torch.set_num_threads(args.threads)
+
+
+def _check_room(
+    shapes: Sequence[Shape], block_size: int, size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raises ValueError where the pool of a shape is more than the memory holds."""
+    for shape in shapes:
+        needed, free = pool_bytes(shape, block_size, size, dtype), available_memory(device)
+        if needed > free:
+            raise ValueError(
+                f"--block-size {block_size}, --shapes {shape}: {needed / 1e9:.3g} GB of KV, "
+                f"and {free / 1e9:.3g} GB are free"
+            )
 
 
 def _print_head(args: argparse.Namespace, machine: Machine) -> None:
@@ -128,10 +151,12 @@ def _parser() -> argparse.ArgumentParser:
     step = parser.add_argument_group("--step")
     step.add_argument("--step", action="store_true", help="whole decode steps over their linear layers")
     step.add_argument("--model", default="smollm2")
+    step.add_argument("--id", help="hub id or folder, for --model hf")
+    step.add_argument("--weights", help="real, or dummy for random weights at the model's shape")
     step.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     step.add_argument("--context", type=int, default=256, help="tokens that each sequence has already")
     return parser
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guard(main))

@@ -66,6 +66,20 @@ CASES = (
 )
 
 
+def pool_bytes(shape: Shape, block_size: int, size: int, dtype: torch.dtype) -> int:
+    """Of a Pool of `size` bytes, which is larger where a batch needs more."""
+    return (1 + _pool_blocks(shape, block_size, size, dtype)) * _block_bytes(shape, block_size, dtype)
+
+
+def _block_bytes(shape: Shape, block_size: int, dtype: torch.dtype) -> int:
+    return 2 * shape.kv_heads * shape.dim * block_size * dtype.itemsize
+
+
+def _pool_blocks(shape: Shape, block_size: int, size: int, dtype: torch.dtype) -> int:
+    most = max(sum(-(-length // block_size) for _, length in case.rows) for case in CASES)
+    return max(most, -(-size // _block_bytes(shape, block_size, dtype)))
+
+
 class Pool:
     """One layer's KV cache of `size` bytes, and the batches of a case over ever other parts of it. Blocks are
     scattered, as after some minutes of service. What a contiguous attention reads is the same memory, taken
@@ -75,9 +89,7 @@ class Pool:
         self, shape: Shape, block_size: int, size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.shape, self.block_size, self.dtype, self.device = shape, block_size, dtype, device
-        most = max(sum(-(-length // block_size) for _, length in case.rows) for case in CASES)
-        block_bytes = 2 * shape.kv_heads * shape.dim * block_size * dtype.itemsize
-        self.blocks = max(most, -(-size // block_bytes))
+        self.blocks = _pool_blocks(shape, block_size, size, dtype)
         self.caches = kernels.allocate_kv(
             1 + self.blocks, block_size, shape.kv_heads, shape.dim, dtype, device
         )

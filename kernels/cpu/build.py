@@ -1,18 +1,22 @@
 """Compile the C++ kernels on first use, once per (source, instruction set, compiler), into the user's cache.
 
 The library goes to $BATCHMARK_CACHE/kernels/<digest>/ (default ~/.cache/batchmark). Two processes may
-compile at once: each writes a file of its own and renames it into place. $CXX names the compiler; else
-g++, c++ and clang++ are tried.
+compile at once: each writes a file of its own and renames it into place. It ends with a checksum of itself,
+and one that is not whole is compiled again: mapping half a library would end the process with SIGBUS. $CXX
+names the compiler, with arguments if need be ("ccache g++"); else g++, c++ and clang++ are tried.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from kernels.cpu.isa import ISAS, NATIVE, machine
@@ -33,6 +37,8 @@ FLAGS = (
     "-Wno-psabi",
 )
 LIBRARY = "libbatchmark_kernels.so"
+SCRATCH = "tmp"
+"""What names of libraries begin with that are being written."""
 TIMEOUT_S = 300
 LEAST_FREE = 4 << 20
 """Bytes of disk: with less than that left, a compiler that failed has failed for want of room."""
@@ -52,13 +58,18 @@ def cache_dir() -> Path:
     return (Path(root) if root else Path.home() / ".cache" / "batchmark") / "kernels"
 
 
-def find_compiler() -> str:
-    """Path of the C++ compiler. Raises BuildError."""
+def find_compiler() -> list[str]:
+    """The command that runs the C++ compiler: its path, and the arguments that $CXX gives it. Raises
+    BuildError."""
     named = os.environ.get("CXX")
-    for name in (named,) if named else ("g++", "c++", "clang++"):
-        path = shutil.which(name)
+    try:
+        commands = [shlex.split(named)] if named else [["g++"], ["c++"], ["clang++"]]
+    except ValueError as error:
+        raise BuildError(f"CXX={named}: {error}") from None
+    for command in commands:
+        path = shutil.which(command[0]) if command else None
         if path:
-            return path
+            return [path, *command[1:]]
     raise BuildError(f"CXX={named}: no such compiler" if named else "no C++ compiler in PATH")
 
 
@@ -68,34 +79,62 @@ def build(isa: str) -> Path:
     compiler = find_compiler()
     directory = cache_dir() / _digest(compiler, isa)
     library = directory / LIBRARY
-    if library.exists():
+    if _is_whole(library):
         return library
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(suffix=".so", dir=directory)
+        _sweep(directory.parent)
+        handle, name = tempfile.mkstemp(prefix=SCRATCH, suffix=".so", dir=directory)
         os.close(handle)
     except OSError as error:
         raise CacheError(f"cannot write {directory}: {error.strerror}; set BATCHMARK_CACHE") from error
+    scratch = Path(name)
     try:
-        _run([compiler, *FLAGS, *ISAS[isa].flags, *(str(SOURCE / name) for name in SOURCES), "-o", scratch])
-        os.chmod(scratch, 0o755)
-        os.replace(scratch, library)
-    except BuildError as error:
+        _run([*compiler, *FLAGS, *ISAS[isa].flags, *(str(SOURCE / source) for source in SOURCES), "-o", name])
+        _seal(scratch)
+        scratch.chmod(0o755)
+        scratch.replace(library)
+    except (BuildError, OSError) as error:
         if shutil.disk_usage(directory).free < LEAST_FREE:
             raise CacheError(
                 f"no room in {directory} for the compiled kernels; set BATCHMARK_CACHE"
             ) from error
+        if isinstance(error, OSError):
+            raise CacheError(f"cannot write {library}: {error.strerror}; set BATCHMARK_CACHE") from error
         raise
     finally:
-        Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
     return library
 
 
-def _digest(compiler: str, isa: str) -> str:
+def _seal(library: Path) -> None:
+    """Append the checksum; loaders pass over what follows the last section."""
+    with library.open("ab") as file:
+        file.write(hashlib.sha256(library.read_bytes()).digest())
+
+
+def _is_whole(library: Path) -> bool:
+    size = hashlib.sha256().digest_size
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-size]).digest() == content[-size:]
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what compilations have left that were killed."""
+    for left in folder.glob(f"*/{SCRATCH}*.so"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > 2 * TIMEOUT_S:
+                left.unlink()
+
+
+def _digest(compiler: list[str], isa: str) -> str:
     flags = " ".join((*FLAGS, *ISAS[isa].flags))
     parts = [
-        _run([compiler, "--version"]),
-        compiler,
+        _run([*compiler, "--version"]),
+        *compiler,
         flags,
         machine() if isa == NATIVE else platform.machine(),
     ]
@@ -105,7 +144,7 @@ def _digest(compiler: str, isa: str) -> str:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} did not run: {error}") from error
     if done.returncode:

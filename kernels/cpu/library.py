@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import warnings
@@ -56,7 +57,8 @@ def load(isa: str) -> Library:
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
-        path.unlink(missing_ok=True)  # so that a damaged file does not outlive its cause
+        with contextlib.suppress(OSError):
+            path.unlink()  # so that a damaged file does not outlive its cause
         raise BuildError(f"cannot load the compiled kernels: {error}") from error
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)

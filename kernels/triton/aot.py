@@ -12,11 +12,13 @@ a GPU: the variants are those that a server would compile. A case holds when
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import multiprocessing
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+
+from kernels.command import guard
 
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that one block may have, by compute capability (CUDA C++ Programming Guide)."""
@@ -129,6 +133,7 @@ def run(cases: Sequence[Case], workers: int | None = None) -> Iterator[Outcome]:
 
 def _prepare(cache: str) -> None:
     """Of a worker: before Triton is imported, no interpreter and a cache of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every worker: it ends at once
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ["TRITON_CACHE_DIR"] = cache
     torch.set_num_threads(1)
@@ -269,6 +274,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernel", nargs="+", choices=ATTENTION + FUSED, help="only these")
     parser.add_argument("--workers", type=int, help="processes (default: one a core)")
     args = parser.parse_args(argv)
+    cores = os.cpu_count() or 1
+    if args.workers is not None and not 1 <= args.workers <= cores:
+        parser.error(f"--workers {args.workers}: needs 1 to {cores}, the cores of this machine")
+    if importlib.util.find_spec("triton") is None:
+        parser.error("Triton is not installed; pip install -e '.[gpu]' -c constraints.txt")
     cases = all_cases() if args.all else ci_cases()
     cases = [case for case in cases if not args.kernel or case.kernel in args.kernel]
     print(f"{'kernel':14} {'sm':3} {'dtype':5} {'dim':>4} {'group':>5} {'block':>5}   ", end="")
@@ -290,4 +300,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guard(main))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,28 @@ def test_without_cuda_it_says_so_and_ends_with_2(capsys: pytest.CaptureFixture[s
     assert main(["-o", str(tmp_path / "out.json")]) == 2
     assert capsys.readouterr().err.startswith("gpu-check: torch sees no CUDA device here")
     assert not (tmp_path / "out.json").exists()
+
+
+def test_an_interrupted_stage_is_ended(tmp_path: Path) -> None:
+    """A stage has a session of its own: nobody else would end it."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    stage = f"import time; held = open({str(fifo)!r}, 'w', 1); print('begun', file=held); time.sleep(300)"
+    script = (
+        "import sys; from engines.gpu_check import Stage, run_stage; from kernels.command import guard; "
+        f"stage = Stage('x', 200, [sys.executable, '-c', {stage!r}], 'checks'); "
+        "sys.exit(guard(lambda: run_stage(stage)))"
+    )
+    with (
+        subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as process,
+        open(fifo) as held,
+    ):
+        assert held.readline() == "begun\n"
+        process.terminate()
+        assert process.communicate(timeout=60)[1] == "interrupted: nothing is reported\n"
+        readable, _, _ = select.select([held], [], [], 60)
+        assert readable, "the stage still holds the pipe"
+    assert process.returncode == 3
 
 
 @pytest.mark.e2e

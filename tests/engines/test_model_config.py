@@ -133,6 +133,10 @@ def test_written_and_read_back(family: str) -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
         ({"head_dim": 15}, "head_dim=15 is odd"),
         ({"num_hidden_layers": 0}, "layers=0 needs a whole number above 0"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps=-1e-05 needs to be 0 or above"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false' needs true or false"),
+        ({"attention_bias": [1]}, "attention_bias=[1] needs true or false"),
+        ({"bos_token_id": "x"}, "bos_token_id='x' needs a token id"),
     ],
 )
 def test_what_it_cannot_do_is_named(change: dict[str, Any], message: str) -> None:

@@ -165,6 +165,11 @@ def test_greedy_tokens_are_those_of_generate(runner: ModelRunner, checkpoint: Pa
     assert len({token for seq in seqs for token in seq.answer}) > 6
 
 
+def test_a_config_says_how_many_weights_there_are(checkpoint: Path) -> None:
+    with contextlib.closing(load(checkpoint, "lean")) as runner:
+        assert runner.loaded.config.parameters == runner.loaded.parameters
+
+
 def test_lean_model_over_the_torch_attention(checkpoint: Path) -> None:
     answers = []
     for attention in ("torch", "auto"):

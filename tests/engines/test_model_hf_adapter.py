@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch
 
 from engines.config import ConfigError
 from engines.model.hf_adapter import NAME, HfAdapter
+from engines.model.loader import load_model
 from engines.model.transformers_import import import_transformers
 from engines.runner import build_runner
 from tests.support.passes import Passes, Seq, engine_config
@@ -82,6 +84,19 @@ def test_the_process_is_left_as_it_was() -> None:
 def test_attention_that_it_cannot_do_is_refused_at_the_start(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         adapter(**changes)
+    assert not registered()
+
+
+def test_a_start_that_fails_later_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    """The model is whole; its tokenizer, and then its context, are what cannot be served."""
+    (tmp_path / "config.json").write_text(json.dumps(RAW | {"vocab_size": 100}))
+    model = {"name": "hf", "id": str(tmp_path), "impl": "hf", "weights": "dummy"}
+    with pytest.raises(ConfigError, match="too small for bytes"):
+        load_model(model, CPU, torch.float32, 0)
+    assert not registered()
+    (tmp_path / "config.json").write_text(json.dumps(RAW))
+    with pytest.raises(ConfigError, match="max_model_len"):
+        build_runner(model, engine_config(max_model_len=10**6))
     assert not registered()
 
 

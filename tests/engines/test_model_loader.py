@@ -116,7 +116,9 @@ def test_tied_embeddings_are_one_tensor_whatever_the_file_holds(folder: Path) ->
     weights = random_weights(SHAPE, 0)
     del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors")
-    assert load(folder).parameters == load(folder, impl="hf").parameters == with_head
+    adapted = load(folder, impl="hf")
+    adapted.model.close()
+    assert load(folder).parameters == adapted.parameters == with_head
     (folder / "config.json").write_text(json.dumps(SHAPE.to_hf()))
     assert "no tensor lm_head.weight" in message(folder)
     assert "does not fit model_type=llama: lm_head.weight" in message(folder, impl="hf")
@@ -177,6 +179,17 @@ def test_a_broken_file_beside_the_weights_is_one_line(folder: Path, name: str, c
     write_tokenizer(folder)
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     assert message(folder).startswith(str(folder))
+
+
+@pytest.mark.parametrize("weights", ["real", "dummy"])
+def test_weights_that_the_memory_does_not_hold_are_refused(
+    folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 4 * SHAPE.parameters
+    monkeypatch.setattr("engines.model.loader.available_memory", lambda device: size - 1)
+    assert "weights take" in message(folder, weights=weights)
+    monkeypatch.setattr("engines.model.loader.available_memory", lambda device: size)
+    assert load(folder, weights="dummy").parameters == SHAPE.parameters
 
 
 def test_settings_that_do_not_exist() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from harness.dashboard.__main__ import main
 from harness.dashboard.serve import ServeError, make_app, serve
 from harness.dashboard.serve.index import Index
 from harness.dashboard.serve.progress import Progress
@@ -201,6 +202,17 @@ def test_whatever_lies_in_a_folder_the_list_goes_on(tmp_path, kind):
         assert (progress["done"], progress["running"], progress["waiting"]) == (1, None, None)
     ((status, _),) = call(tmp_path, (f"/run/{items['hostile']['id']}", {}))
     assert status == 200
+
+
+def test_a_damaged_folder_is_one_line_for_the_page_too(tmp_path, capsys):
+    run = done(tmp_path / "run")
+    (run / "engine_end.json").write_bytes(b"[" * 200_000)
+    out = tmp_path / "page.html"
+    assert main([str(run), "-o", str(out)]) == 0  # without what that file says
+    (tmp_path / "compare.json").write_text('{"arms": [null], "rounds": 5}')
+    capsys.readouterr()
+    assert main([str(tmp_path), "-o", str(out)]) == 2
+    assert capsys.readouterr().err.startswith("cannot be shown: ")
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 99999])

@@ -86,6 +86,8 @@ def test_ratios_are_of_the_same_round_and_agreement_of_first_tokens() -> None:
         (["transformers", "--threads", "100000"], "--threads 100000: this machine has"),
         (["transformers", "--sides", "static"], "--sides static: choose from continuous, chunked, generate"),
         (["transformers", "--sides", "chunked", "--at-least", "2"], "--at-least 2: needs generate"),
+        (["transformers", "--seed", "-1"], "--seed -1: needs 0 or above"),
+        (["transformers", "--at-least", "nan"], "--at-least nan: needs a ratio above 0"),
     ],
 )
 def test_what_cannot_work_is_one_line(

@@ -158,6 +158,12 @@ def test_no_cache_holds_the_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--rounds", "0"], "--rounds 0: needs at least 1"),
         (["--check", "--dtype", "bfloat16"], "--check: the goals are of float32 on the CPU"),
         (["--backends", "cpp", "--dtype", "float16"], "attention=cpp: runs float32 and bfloat16"),
+        (["--device", "meta"], "--device meta: choose from cpu, cuda"),
+        (["--rotate-mb", str(2**40)], f"--rotate-mb {2**40}: more than the memory that is free here"),
+        (["--rotate-mb", "1", "--block-size", str(2**40)], f"--block-size {2**40}, --shapes smollm2 (9, 3"),
+        (["--step", "--batches", "8", "0"], "--batches 8 0, --context 256: need at least 1"),
+        (["--step", "--context", "0"], "--context 0: need at least 1"),
+        (["--step", "--model", "hf", "--id", "/no/such"], "model.id=/no/such: no such folder"),
     ],
 )
 def test_what_cannot_work_is_one_line(

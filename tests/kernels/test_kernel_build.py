@@ -72,7 +72,7 @@ def fake_compiler(folder: Path, text: str) -> str:
 def quick_compiler(folder: Path, before: str = "") -> str:
     """The real one without optimisation, in a quarter of the time: what is asked here is whether the library
     is built and answers, not how fast."""
-    return fake_compiler(folder, f'{before}exec "{build.find_compiler()}" "$@" -O0')
+    return fake_compiler(folder, f'{before}exec "{build.find_compiler()[0]}" "$@" -O0')
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,47 @@ def test_a_library_that_does_not_load_is_reported(tmp_path):
     assert list(tmp_path.rglob("*.so")) == []
 
 
+@pytest.mark.parametrize("damaged", [b"\x7fELF of ", b"\x7fELF of this sourcf", b"", b"foreign"])
+def test_a_damaged_library_is_compiled_again(tmp_path, monkeypatch, damaged):
+    """Half a library, once it is mapped, ends the process with SIGBUS, and so it would at every start."""
+    monkeypatch.setenv("BATCHMARK_CACHE", str(tmp_path))
+    script = 'for o; do :; done; [ "$1" = --version ] || printf "\\177ELF of this source" > "$o"'
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
+    library = build.build(NATIVE)
+    whole = library.read_bytes()
+    library.write_bytes(damaged + whole[len("?ELF of this source") :] if len(damaged) == 19 else damaged)
+    assert build.build(NATIVE) == library
+    assert library.read_bytes() == whole
+    library.unlink()
+    library.mkdir()
+    with pytest.raises(build.CacheError, match=r"cannot write .*; set BATCHMARK_CACHE"):
+        build.build(NATIVE)
+
+
+def test_a_compiler_with_arguments(tmp_path, monkeypatch):
+    """CXX="ccache g++", as make understands it."""
+    (tmp_path / "with space").mkdir()
+    compiler = fake_compiler(tmp_path / "with space", 'echo "$@"')
+    monkeypatch.setenv("CXX", f"'{compiler}' g++ -DX")
+    assert build.find_compiler() == [compiler, "g++", "-DX"]
+    for broken in ("'g++", " "):
+        monkeypatch.setenv("CXX", broken)
+        with pytest.raises(build.BuildError, match=r"^CXX="):
+            build.find_compiler()
+
+
+def test_what_a_killed_compilation_left_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHMARK_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, "echo 1"))
+    left, running = (tmp_path / "kernels" / name / f"{build.SCRATCH}x.so" for name in ("old", "new"))
+    for path in (left, running):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    os.utime(left, (0, 0))
+    build.build(NATIVE)
+    assert (left.exists(), running.exists()) == (False, True)
+
+
 def test_builders_at_once_leave_one_whole_library(tmp_path, monkeypatch):
     compiler = quick_compiler(tmp_path)
     monkeypatch.setenv("BATCHMARK_CACHE", str(tmp_path))
@@ -137,7 +178,8 @@ def test_other_flags_or_compilers_get_a_library_of_their_own(tmp_path, monkeypat
     digest = build._digest(compiler, "native")
     assert digest == build._digest(compiler, "native")
     other = fake_compiler(tmp_path, "echo 99")
-    assert build._digest(other, "native") != digest
+    assert build._digest([other], "native") != digest
+    assert build._digest([*compiler, "-DX"], "native") != digest
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DX"))
     assert build._digest(compiler, "native") != digest
 

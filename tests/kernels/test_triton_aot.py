@@ -65,3 +65,11 @@ def test_faults_are_found():
 def test_what_does_not_compile_is_a_fault_and_not_the_end():
     (outcome,) = aot.run([aot.Case("prefill", 80, "bf16", 512, 1, 16)], workers=1)
     assert "head size 512" in outcome.faults[0]
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "100000"])
+def test_workers_that_cannot_be_are_one_line(workers, capsys):
+    with pytest.raises(SystemExit) as ended:
+        aot.main(["--workers", workers])
+    assert ended.value.code == 2
+    assert f"--workers {workers}: needs 1 to" in capsys.readouterr().err

@@ -175,8 +175,8 @@ def build() -> Path:
     except kernels_build.BuildError as error:
         raise TruthServerError(f"{error}; install g++ or name one in CXX") from None
     texts = [path.read_text() for path in (SOURCE, *HEADERS)]
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    digest = hashlib.sha256("\0".join([compiler, version, *FLAGS, *texts]).encode()).hexdigest()[:16]
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+    digest = hashlib.sha256("\0".join([*compiler, version, *FLAGS, *texts]).encode()).hexdigest()[:16]
     program: Path = kernels_build.cache_dir().with_name("truth_server") / digest / "truth_server"
     if program.exists():
         return program
@@ -190,11 +190,11 @@ def build() -> Path:
     os.close(handle)
     scratch = Path(name)
     try:
-        command = [compiler, *FLAGS, str(SOURCE), "-o", name]
+        command = [*compiler, *FLAGS, str(SOURCE), "-o", name]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-            raise TruthServerError(f"{compiler} failed with exit {done.returncode}: {lines[0]}")
+            raise TruthServerError(f"{compiler[0]} failed with exit {done.returncode}: {lines[0]}")
         scratch.chmod(0o755)
         scratch.replace(program)
     finally:
