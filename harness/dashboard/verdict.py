@@ -50,6 +50,7 @@ TILES = (
     *(*METRICS[:4], METRICS[5]),
 )
 MOST_COLUMNS = 4
+ROOM = 1.25
 
 
 def verdict(runs: Sequence[Shown], comparison: Comparison, compared: dict[str, Any] | None) -> dict[str, Any]:
@@ -221,9 +222,9 @@ def _shortened(cells: Sequence[dict[str, Any]], best: Shown | None, low: bool) -
 
 def forest(marks: Sequence[tuple[str, float, tuple[float, float] | None]], line: float | None = None) -> Any:
     """Whiskers on a common logarithmic scale from 0 to 100: marks of {colour, x, low, high, y}; None where
-    there is nothing to span."""
+    there is nothing to span. Around a line the scale is at least ROOM wide, so that like figures look so."""
     ends = [v for _, value, span in marks for v in (value, *(span or ())) if v > 0 and math.isfinite(v)]
-    ends += [line] if line else []
+    ends += [line / ROOM, line * ROOM] if line else []
     if len(marks) < 1 or not ends or max(ends) <= min(ends):
         return None
     low, high = math.log(min(ends)), math.log(max(ends))

@@ -14,6 +14,7 @@ import pytest
 from harness.dashboard import write_dashboard
 from harness.dashboard.data import unpack
 from harness.dashboard.page import DashboardError
+from harness.dashboard.verdict import forest
 from harness.metrics import write_summary
 from harness.table import lookup, number, percent
 from tests.harness.test_attribution import long_prompt_stalls_two
@@ -195,6 +196,13 @@ def test_where_the_time_went_by_class(tmp_path: Path) -> None:
     assert bars["stalled by others' prefill"]["rag"] == 0
     assert sum(bar["chat"] for bar in bars.values()) == pytest.approx(411, rel=1e-3)
     assert all(f"</span>{name.replace(chr(39), '&#39;')}</span>" in page for name in bars)
+
+
+def test_whiskers_of_what_is_the_same_are_short() -> None:
+    same, half = forest([("#000", 1.001, (0.999, 1.002))], 1.0), forest([("#000", 0.5, (0.45, 0.56))], 1.0)
+    assert 0 < same["marks"][0]["high"] - same["marks"][0]["low"] < 2
+    assert same["line"] == pytest.approx(50)
+    assert half["marks"][0]["low"] < half["marks"][0]["x"] < half["marks"][0]["high"] < half["line"] < 97
 
 
 def test_a_comparison_shows_its_verdict_over_rounds_and_its_middle_round(tmp_path: Path) -> None:
