@@ -262,16 +262,23 @@ def _longest_gap_ns(log: Log) -> int:
 
 
 def for_real(cfg: DictConfig, invalid: list[str]) -> tuple[Outcome, float]:
-    """A run that is not valid is named in `invalid`. Raises RuntimeError for one that measured nothing."""
+    """A run that is not valid is tried once more; one that is not valid again is named in `invalid`. Raises
+    RuntimeError for one that measured nothing."""
     from harness.run import run
 
-    done = run(cfg)
-    path = done.run_dir and done.run_dir / "summary.json"
-    if path is None or not path.is_file() or done.interrupted:
-        raise RuntimeError("the experiment ends early: its last run was not completed")
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    if done.exit_code == INVALID:
-        invalid.append(f"{done.run_dir}: {'; '.join(summary['invalid_reasons'])}")
+    for again in (False, True):
+        done = run(cfg)
+        path = done.run_dir and done.run_dir / "summary.json"
+        if path is None or not path.is_file() or done.interrupted:
+            raise RuntimeError("the experiment ends early: its last run was not completed")
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        if done.exit_code != INVALID:
+            break
+        why = f"{done.run_dir}: {'; '.join(summary['invalid_reasons'])}"
+        if again:
+            invalid.append(why)
+        else:
+            print(f"not valid, once more: {why}", file=sys.stderr)
     latency = summary["latency_ms"]
     found = Outcome(
         ttft_p50_ms=latency["ttft"]["from_intended"]["p50"],

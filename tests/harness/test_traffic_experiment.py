@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from harness.experiments import traffic
 from workloads.readers import read_trace
@@ -94,3 +97,34 @@ def test_usage_errors_are_one_line(folder, capsys, argv, words):
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
+
+
+@pytest.mark.parametrize(("codes", "named"), [([0], 0), ([3, 0], 0), ([3, 3], 1)])
+def test_a_run_that_is_not_valid_is_tried_once_more(
+    codes: list[int], named: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, left = [], list(codes)
+
+    def run(cfg: object) -> SimpleNamespace:
+        folder = tmp_path / str(len(done))
+        folder.mkdir()
+        summary = {
+            "invalid_reasons": ["client_bound"],
+            "latency_ms": {
+                "ttft": {"from_intended": {"p50": 10.0 + len(done), "p99": 20}},
+                "tpot": {"p99": 3},
+            },
+            "stalls": {"longest_ms": 4},
+            "throughput": {"output_tokens_per_s": 5},
+            "counts": {"completed": 6},
+            "run": {"duration_s": 2},
+        }
+        (folder / "summary.json").write_text(json.dumps(summary))
+        done.append(folder)
+        return SimpleNamespace(run_dir=folder, interrupted=False, exit_code=left.pop(0))
+
+    monkeypatch.setattr("harness.run.run", run)
+    invalid: list[str] = []
+    found, rate = traffic.for_real(OmegaConf.create({}), invalid)
+    assert (len(done), len(invalid), rate) == (len(codes), named, 3)
+    assert found.ttft_p50_ms == 9 + len(done)  # the last one counts
