@@ -108,6 +108,7 @@ def test_a_run_that_is_not_valid_is_tried_once_more(
     def run(cfg: object) -> SimpleNamespace:
         folder = tmp_path / str(len(done))
         folder.mkdir()
+        ttft = {"p50": 10.0 + len(done), "p99": 20}
         summary = {
             "invalid_reasons": ["client_bound"],
             "latency_ms": {
