@@ -93,10 +93,7 @@ class CppBackend:
         q_stride = check_heads("q", q, dtype, tokens, heads, dim)
         out_stride = check_heads("out", out, dtype, tokens, heads, dim)
         rows, width = block_table.shape
-        check_index("kv_len", kv_len, torch.int32, rows)
-        check_index("cu_q", cu_q, torch.int32, rows + 1)
-        if block_table.dtype is not torch.int32 or not block_table.is_cpu or not block_table.is_contiguous():
-            raise ValueError("block_table: needs contiguous int32 [S, max_blocks] on the CPU")
+        check_batch(cu_q, kv_len, block_table)
         if window < 0:
             raise ValueError(f"window={window}: needs 0 (none) or a number of tokens")
         status = self._attend(
@@ -181,3 +178,12 @@ def check_index(name: str, x: torch.Tensor, dtype: torch.dtype, length: int) -> 
             f"{name}: needs contiguous {dtype} [{length}] on the CPU; "
             f"got {x.dtype} {tuple(x.shape)} on {x.device}"
         )
+
+
+def check_batch(cu_q: torch.Tensor, kv_len: torch.Tensor, block_table: torch.Tensor) -> None:
+    """What says which keys belong to whom (kernels.interface). Raises ValueError."""
+    rows = block_table.shape[0]
+    check_index("kv_len", kv_len, torch.int32, rows)
+    check_index("cu_q", cu_q, torch.int32, rows + 1)
+    if block_table.dtype is not torch.int32 or not block_table.is_cpu or not block_table.is_contiguous():
+        raise ValueError("block_table: needs contiguous int32 [S, max_blocks] on the CPU")

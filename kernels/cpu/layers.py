@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu.backend import ERRORS, CppBackend, check_caches, check_index
+from kernels.cpu.backend import ERRORS, CppBackend, check_batch, check_caches, check_index
 from kernels.cpu.library import best
 from kernels.cpu.linear import CppLinear
 from kernels.cpu.ops import CppOps
@@ -141,10 +141,7 @@ class CppLayers:
             raise ValueError(f"real_tokens={real_tokens}: needs 0 to {tokens}")
         check_index("positions", positions, torch.int64, tokens)
         check_index("slot", slot, torch.int64, tokens)
-        check_index("kv_len", kv_len, torch.int32, rows)
-        check_index("cu_q", cu_q, torch.int32, rows + 1)
-        if block_table.dtype is not torch.int32 or not block_table.is_cpu or not block_table.is_contiguous():
-            raise ValueError("block_table: needs contiguous int32 [S, max_blocks] on the CPU")
+        check_batch(cu_q, kv_len, block_table)
         x, qkv = residual.new_empty(tokens, self._hidden), residual.new_empty(tokens, self._width)
         activated = residual.new_empty(tokens, self._ffn)
         batch = _Batch(
