@@ -1,7 +1,7 @@
 """Several runs side by side: `python -m harness.comparison RUN RUN...`, the first one is the reference.
 
-Ratios are printed only between runs that were sent the same schedule; a table of other runs says what
-differs."""
+Ratios are printed only between runs that were sent the same schedule: where there are several, as in a sweep
+over rates, each run stands against the first that was sent what it was sent."""
 
 from __future__ import annotations
 
@@ -89,46 +89,71 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Summaries side by side. mismatches forbid comparing; notes do not."""
+    """Summaries side by side. references: of each run, the place of the first that was sent the same
+    requests. mismatches forbid comparing all with the first; notes do not."""
 
     names: tuple[str, ...]
     summaries: tuple[dict[str, Any], ...]
+    references: tuple[int, ...]
     mismatches: tuple[str, ...]
     notes: tuple[str, ...]
     runs: tuple[Run, ...] = ()
 
     @property
     def comparable(self) -> bool:
+        """Every run with the first."""
         return not self.mismatches
+
+    @property
+    def partly(self) -> bool:
+        """Whether any run has another to stand against."""
+        return any(reference != number for number, reference in enumerate(self.references))
 
 
 def compare(run_dirs: Sequence[str | Path]) -> Comparison:
-    """Load runs and say whether they may be compared with the first. Raises FileNotFoundError."""
+    """Load runs and say which may be compared with which. Raises FileNotFoundError."""
     runs = [load_run(folder) for folder in run_dirs]
     summaries = hold_to_one_threshold(runs, [summarize(run) for run in runs])
     names = column_names(summaries, [run.config for run in runs])
     prints = [summary["run"]["fingerprint"] for summary in summaries]
+    references = tuple(first_alike([fingerprint["schedule"] for fingerprint in prints]))
     mismatches: list[str] = []
     notes: list[str] = []
-    for name, summary, fingerprint in zip(names[1:], summaries[1:], prints[1:], strict=True):
-        if fingerprint["schedule"] is None or fingerprint["schedule"] != prints[0]["schedule"]:
+    for place, reference in enumerate(references):
+        if place == reference > 0:
+            group = [name for name, other in zip(names, references, strict=True) if other == reference]
             mismatches.append(
-                f"{name}: fingerprint.schedule differs: it was not sent what {names[0]} was sent"
+                f"{listed(group)}: fingerprint.schedule differs: not sent what {names[0]} was sent"
+                + (f"; compared with {names[place]} instead" if len(group) > 1 else "")
             )
+    for name, summary, fingerprint in zip(names[1:], summaries[1:], prints[1:], strict=True):
         for part in ("host", "device"):
             if fingerprint[part] != prints[0][part]:
                 notes.append(f"{name}: fingerprint.{part} differs: another machine is part of the difference")
         for what, path in (("model", "model"), ("length mode", "run.length_mode")):
             if lookup(summary, path) != lookup(summaries[0], path):
                 notes.append(f"{name}: {what} is {lookup(summary, path)}, not {lookup(summaries[0], path)}")
-    for name, run in zip(names[1:], runs[1:], strict=True):
-        unlike, both = unlike_outputs(runs[0].requests, run.requests)
+    for name, run, reference in zip(names, runs, references, strict=True):
+        unlike, both = unlike_outputs(runs[reference].requests, run.requests)
         if unlike:
-            notes.append(f"{name}: {unlike} of {both} answers have another token count than with {names[0]}")
+            other = names[reference]
+            notes.append(f"{name}: {unlike} of {both} answers have another token count than with {other}")
     for name, summary in zip(names, summaries, strict=True):
         notes.extend(f"{name}: {warning}" for warning in summary["warnings"])
         notes.extend(f"{name}: INVALID {reason}" for reason in summary["invalid_reasons"])
-    return Comparison(tuple(names), tuple(summaries), tuple(mismatches), tuple(notes), tuple(runs))
+    return Comparison(
+        tuple(names), tuple(summaries), references, tuple(mismatches), tuple(notes), tuple(runs)
+    )
+
+
+def first_alike(schedules: Sequence[str | None]) -> list[int]:
+    """Of each, the place of the first that is the same; its own where it is not known."""
+    return [place if sha is None else schedules.index(sha) for place, sha in enumerate(schedules)]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of runs, which may hold a comma themselves, in one line."""
+    return ("; " if any(", " in name for name in names) else ", ").join(names)
 
 
 def column_names(summaries: Sequence[dict[str, Any]], configs: Sequence[dict[str, Any]]) -> list[str]:
@@ -196,20 +221,23 @@ def shown_rows(comparison: Comparison, metrics: Sequence[Row] = ROWS) -> list[Ro
 
 
 def comparison_rows(comparison: Comparison, metrics: Sequence[Row] = ROWS) -> list[dict[str, Any]]:
-    """A dict for each metric and run: metric, path, run, value, reliable, ratio (to the first run; null
-    where not comparable), verdict (better | worse | same | null)."""
+    """A dict for each metric and run: metric, path, run, value, reliable, ratio (to the first run of the same
+    schedule that has the figure; null where there is none), verdict (better | worse | same | null)."""
     rows = []
     for row in shown_rows(comparison, metrics):
-        reference, sure = None, True
-        for name, summary in zip(comparison.names, comparison.summaries, strict=True):
+        base: dict[int, tuple[float, bool]] = {}
+        for name, summary, group in zip(
+            comparison.names, comparison.summaries, comparison.references, strict=True
+        ):
             value = lookup(summary, row.path)
             ratio = verdict = None
             reliable = is_reliable(summary, row.path)
-            if reference is None:
-                reference, sure = value, reliable
-            elif comparison.comparable and value is not None:
+            if value is not None and group in base:
+                reference, sure = base[group]
                 ratio = value / reference if reference else None
                 verdict = judge(value, reference, row.better) if reliable and sure else None
+            elif value is not None:
+                base[group] = value, reliable
             rows.append(
                 {
                     "metric": row.label,
@@ -260,9 +288,10 @@ def print_comparison(run_dirs: Sequence[str | Path], console: Console | None = N
             out.print()
     else:
         out.print(table)
-    if comparison.comparable and len(comparison.names) > 1:
+    if comparison.partly:
         ratios = "against" if wide else "ratios to"
-        legend = f"{ratios} the first run that has the figure; {BETTER} better, {WORSE} worse, = within 2 %"
+        first = "the first run" if comparison.comparable else "the first run of the same requests"
+        legend = f"{ratios} {first} that has the figure; {BETTER} better, {WORSE} worse, = within 2 %"
         out.print(Text(legend, style="dim"))
     if any(not cell["reliable"] and cell["value"] is not None for cell in rows):
         out.print(Text(LEGEND, style="dim"))
@@ -335,7 +364,7 @@ def null_notes(comparison: Comparison) -> list[str]:
                 missing.setdefault(reason, []).append(name_of(row.path))
         for reason, labels in missing.items():
             runs.setdefault((", ".join(labels), reason), []).append(name)
-    return [f"{MISSING} {', '.join(names)}: {labels}: {reason}" for (labels, reason), names in runs.items()]
+    return [f"{MISSING} {listed(names)}: {labels}: {reason}" for (labels, reason), names in runs.items()]
 
 
 def reading_notes(comparison: Comparison) -> list[str]:
@@ -348,7 +377,7 @@ def reading_notes(comparison: Comparison) -> list[str]:
         if streamed and completed and streamed < completed:
             partly.setdefault(f"{streamed} of {completed}", []).append(name)
     if partly:
-        counts = [f"{', '.join(names)} {count}" for count, names in partly.items()]
+        counts = [f"{listed(names)} {count}" for count, names in partly.items()]
         if len(partly) == 1 and len(*partly.values()) == len(comparison.names) > 1:
             counts = [f"{next(iter(partly))} in each run"]
         notes.append(f"TTFT and TPOT are of the answers that were streamed: {'; '.join(counts)}")

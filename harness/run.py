@@ -38,6 +38,7 @@ class RunOutcome:
     run_dir: Path | None = None
     summary: dict[str, Any] | None = None
     interrupted: bool = False  # by the user
+    error: str | None = None  # why nothing was measured
 
 
 def run(cfg: DictConfig) -> RunOutcome:
@@ -52,25 +53,28 @@ def run(cfg: DictConfig) -> RunOutcome:
     with Interruption() as interruption, HostLock() as lock:
         lock.acquire(say)
         measurement = Measurement(cfg, new_run_dir(cfg), interruption)
-        with kept_or_removed(measurement):
+        with kept_or_removed(measurement) as crash:
             measure(measurement, foreign, interruption)
         if not measurement.began:
-            return RunOutcome(INVALID, measurement.run_dir)
+            return RunOutcome(INVALID, measurement.run_dir, error=next(iter(crash), None))
         outcome = conclude(cfg, measurement.run_dir)
         return replace(outcome, interrupted=interruption.count > 0)
 
 
 @contextmanager
-def kept_or_removed(measurement: Measurement) -> Iterator[None]:
-    """A run that never began leaves no folder behind, unless its server crashed: server.log says why."""
+def kept_or_removed(measurement: Measurement) -> Iterator[list[str]]:
+    """A run that never began leaves no folder behind, unless its server crashed: server.log says why, and
+    the list that this gives has it in one line."""
+    crash: list[str] = []
     try:
-        yield
+        yield crash
     except BaseException as error:
         if measurement.began:
             raise
         crashed = isinstance(error, ServerError) and not error.refused
         if crashed or isinstance(error, WorkerError):
             say(f"error: {error}")
+            crash.append(" ".join(str(error).split()))
             return
         shutil.rmtree(measurement.run_dir, ignore_errors=True)
         if isinstance(error, ServerError):

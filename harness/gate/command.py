@@ -24,7 +24,7 @@ from harness.gate.baseline import Baseline, gate, held_to, load_baseline, make_b
 from harness.gate.constants import gate_constants, of_run, worse_of
 from harness.gate.interleaved import Plan, hold, valid
 from harness.gate.outcome import INCONCLUSIVE, INVALID, PASS, REGRESSION, USAGE, Result, concluded
-from harness.gate.reading import FINGERPRINT, read_summary
+from harness.gate.reading import FINGERPRINT, check_paths, read_summary
 from harness.gate.revision import BaseTree, Tree, head_tree
 from harness.gate.rounds import Round, Runner, absolute, announce, told
 from harness.gate.rules import Rules, default_rules, load_rules
@@ -131,6 +131,8 @@ def one_run(args: argparse.Namespace, outputs: dict[str, Path], console: Console
         raise OutputError(f"--{next(iter(outputs))}: nothing is judged with --write-baseline; leave one out")
     rules = load_rules(args.rules) if args.rules is not None else None
     summary = read_summary(Path(args.run))
+    if rules is not None and summary["valid"]:
+        check_paths(rules, summary)
     if args.write_baseline:
         return write(args.baseline, summary, rules)
     if args.baseline is None:

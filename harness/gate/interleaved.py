@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from harness.conf import UsageError
 from harness.formats import Figure
 from harness.gate.constants import of_rounds, worse_of
 from harness.gate.outcome import INVALID, Result, concluded
 from harness.gate.paired import ONLY_LOOK, Look, judge
-from harness.gate.reading import measured
+from harness.gate.reading import check_paths, measured
 from harness.gate.rounds import Round
 from harness.gate.rules import Rule, Rules
-from harness.table import lookup, why_null
 
 HOPELESS = 2
 """Invalid rounds before the first valid one: the fault is no accident of the machine."""
@@ -47,8 +43,8 @@ def hold(rounds: Iterator[Round], rules: Rules, plan: Plan, kept: list[Round]) -
             problem = unusable(kept, plan) or unlike(valid(kept)[-1:])
             if problem:
                 return Result(INVALID, reasons=problem)
-            if len(valid(kept)) == 1 and not rules.optional:
-                check_paths(rules, valid(kept)[0])
+            if len(valid(kept)) == 1:
+                check_paths(rules, valid(kept)[0].passes["head"].summary or {})
         result = judged(valid(kept), rules, Look(look, plan.looks))
         if not any(f.gate and f.verdict == "inconclusive" and f.rounds for f in result.figures):
             break
@@ -110,23 +106,3 @@ def series(rounds: Sequence[Round], side: str, path: str) -> tuple[list[float | 
         values.append(value)
         problem = problem or (f"{side}: {why}" if why else None)
     return values, problem
-
-
-def check_paths(rules: Rules, first: Round) -> None:
-    """A slip in a metric's name is found after the first round, not after the last. Raises UsageError."""
-    summary = first.passes["head"].summary or {}
-    known = list(_leaves(summary))
-    for rule in rules.metrics:
-        path = rule.metric
-        if lookup(summary, path) is None and path not in known and why_null(summary, path) is None:
-            near = difflib.get_close_matches(path, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"{rules.source}: metrics.{path}: summary.json has no such figure{hint}")
-
-
-def _leaves(value: dict[str, Any], prefix: str = "") -> Iterable[str]:
-    for key, item in value.items():
-        if isinstance(item, dict):
-            yield from _leaves(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"

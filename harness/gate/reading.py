@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from harness.comparison import is_reliable
-from harness.gate.rules import is_number
+from harness.gate.rules import Rules, RulesError, is_number
 from harness.metrics.percentiles import share_interval
 from harness.metrics.summary import build_summary
 from harness.table import lookup, why_null
@@ -59,3 +61,23 @@ def interval(summary: dict[str, Any], path: str) -> tuple[float, float] | None:
     block, _, name = path.rpartition(".")
     ci = lookup(summary, f"{block}.ci95.{name}")
     return (ci[0], ci[1]) if ci is not None and None not in ci else None
+
+
+def check_paths(rules: Rules, summary: dict[str, Any]) -> None:
+    """A slip in a metric's name would be inconclusive for ever: it is a mistake in the rules, found at the
+    first run, not after the last. Raises RulesError."""
+    known = list(_figures(summary))
+    for path in () if rules.optional else (rule.metric for rule in rules.metrics):
+        if path not in known and why_null(summary, path) is None:
+            near = difflib.get_close_matches(path, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise RulesError(f"{rules.source}: metrics.{path}: summary.json has no such figure{hint}")
+
+
+def _figures(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Paths of all that is a number, or null where one would be."""
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _figures(item, f"{prefix}{key}.")
+        elif item is None or is_number(item):
+            yield f"{prefix}{key}"

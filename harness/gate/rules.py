@@ -140,7 +140,10 @@ def is_number(value: Any) -> bool:
 
 
 def _strict_loader() -> type:
-    """YAML takes the last of two equal keys; here that is a mistake."""
+    """YAML takes the last of two equal keys; here that is a mistake. It takes 1e3 for a word; here it is
+    1000."""
+    import re
+
     import yaml
 
     class Strict(yaml.SafeLoader):
@@ -156,5 +159,7 @@ def _strict_loader() -> type:
             raise ValueError(f"{twice}: stands there twice")
         return {key: loader.construct_object(value, deep=True) for key, value in pairs}
 
+    powers = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+    Strict.add_implicit_resolver("tag:yaml.org,2002:float", powers, list("-+0123456789"))
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     return Strict

@@ -34,6 +34,8 @@ REQUEST_NUMBERS = (
     "cached_tokens",
 )
 META_PARTS = ("fingerprint", "server", "host", "slo", "planned", "client")
+SIGNS = ("meta.json", "config.yaml", "summary.json", "*requests*", "steps*", "telemetry*")
+"""One of these is in every folder that a run has begun in."""
 SCHEDULE_NUMBERS = ("arrival_s", "deadline_ms", "cancel_value", "timeout_s")
 
 
@@ -86,7 +88,8 @@ class Run:
 
 def load_run(run_dir: str | Path) -> Run:
     """Read a run directory, or a result file of another tool (harness.exchange). Raises FileNotFoundError
-    only when there is no such folder, and ResultError for such a file or its run directory."""
+    only when there is no such folder, or one in which no run has ever been, and ResultError for such a file
+    or its run directory."""
     folder = Path(run_dir)
     if not folder.is_dir() or (folder / "meta.json").is_file():
         from harness.exchange.kept import load_imported
@@ -95,6 +98,8 @@ def load_run(run_dir: str | Path) -> Run:
             return imported
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give the directory of a run")
+    if not any(any(folder.glob(name)) for name in SIGNS):
+        raise FileNotFoundError(f"{folder}: holds no records of a run; give the directory of a run")
     problems: list[str] = []
 
     def read(name: str, reader: Callable[[Path], Any], default: Any) -> Any:

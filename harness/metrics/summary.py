@@ -72,8 +72,7 @@ class Reasons:
 
 
 def build_summary(run_dir: str | Path) -> dict[str, Any]:
-    """The summary of a run directory. Raises FileNotFoundError when there is no such folder, and nothing
-    else."""
+    """The summary of a run directory. Raises FileNotFoundError when there is none, and nothing else."""
     return summarize(load_run(run_dir))
 
 

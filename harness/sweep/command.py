@@ -105,7 +105,7 @@ def measure(cfg: DictConfig, overrides: list[str], point: str, folder: Path) -> 
             return entry(USAGE, None, line), False
         traceback.print_exc()
         return entry(INVALID, None, f"{type(error).__name__}: {line}"), False
-    error_line = summary_error(outcome.summary, outcome.run_dir)
+    error_line = outcome.error or summary_error(outcome.summary)
     return entry(outcome.exit_code, outcome.run_dir, error_line), outcome.interrupted
 
 

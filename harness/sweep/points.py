@@ -116,10 +116,10 @@ def holds(entry: Entry) -> bool:
     return entry.run is not None and entry.error is None
 
 
-def summary_error(summary: dict[str, Any] | None, run_dir: Path | None) -> str | None:
+def summary_error(summary: dict[str, Any] | None) -> str | None:
     """Why a run counts as failed, in one line; None for one that holds."""
     if summary is None:
-        return "nothing was measured" + (f"; see {run_dir / 'server.log'}" if run_dir else "")
+        return "nothing was measured"
     if summary["valid"]:
         return None
     reasons = [" ".join(str(reason).split()) for reason in summary["invalid_reasons"]] or ["no reason given"]

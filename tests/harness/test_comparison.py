@@ -142,6 +142,29 @@ def test_other_schedules_get_no_ratios(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.startswith("error: ")
 
 
+def test_runs_of_several_schedules_stand_against_the_first_of_their_own(tmp_path: Path) -> None:
+    """As a sweep over rates leaves them: two engines at two rates, and one more alone."""
+    runs = []
+    for schedule, engines in (("slow", "ab"), ("fast", "ab"), ("alone", "c")):
+        prints = {**default_meta()["fingerprint"], "schedule": schedule}
+        for engine in engines:
+            rows = steady_requests(40, gap=0.02 if engine == "a" else 0.03)
+            runs.append(write(tmp_path / f"{schedule}{engine}", rows, engine, fingerprint=prints))
+    comparison = compare(runs)
+    assert comparison.references == (0, 0, 2, 2, 4)
+    tpot = [c for c in comparison_rows(comparison) if c["path"] == "latency_ms.tpot.p50"]
+    assert [c["ratio"] for c in tpot] == [None, pytest.approx(1.5), None, pytest.approx(1.5), None]
+    assert [c["verdict"] for c in tpot] == [None, "worse", None, "worse", None]
+    lone, pair = comparison.names[4], comparison.names[2:4]
+    assert not comparison.comparable
+    assert [text.partition(": fingerprint.schedule differs")[0] for text in comparison.mismatches] == [
+        ", ".join(pair),
+        lone,
+    ]
+    assert comparison.mismatches[0].endswith(f"; compared with {pair[0]} instead")
+    assert "the first run of the same requests that has the figure" in " ".join(printed(*runs).split())
+
+
 def test_runs_without_a_known_schedule_are_not_comparable(tmp_path: Path) -> None:
     unknown = {**default_meta()["fingerprint"], "schedule": None}
     runs = [write(tmp_path / n, steady_requests(9), n, fingerprint=unknown) for n in ("a", "b")]

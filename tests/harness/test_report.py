@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from harness import comparison
+from harness.gate.command import main as gate_main
+from harness.gate.rules import DEFAULT
 from harness.metrics import build_summary
 from harness.report import main, print_summary
 from harness.table import figure, lookup, number, percent, why_null
@@ -130,7 +133,8 @@ def test_answers_that_were_not_streamed_are_mentioned(tmp_path: Path) -> None:
     assert "were streamed" not in printed(build_summary(write_run(tmp_path / "b", rows[:3])))
 
 
-def test_an_empty_folder_prints_a_table_too(tmp_path: Path) -> None:
+def test_a_run_without_records_prints_a_table_too(tmp_path: Path) -> None:
+    (tmp_path / "meta.json").touch()
     text = printed(build_summary(tmp_path))
     assert "0 scheduled" in text
     assert "INVALID no request completed" in text
@@ -162,8 +166,9 @@ def test_a_summary_that_cannot_be_written_is_shown_all_the_same(
 
 
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").mkdir()
-    assert main(["--from", str(tmp_path / "empty")]) == 3
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "meta.json").touch()
+    assert main(["--from", str(tmp_path / "cut")]) == 3
     assert main(["--from", str(tmp_path / "nowhere")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -224,3 +229,21 @@ def test_the_table_names_the_windows_and_what_the_client_did(tmp_path: Path) -> 
     assert "no steady state: all requests were sent at one time" in printed(
         build_summary(write_run(tmp_path / "b", burst))
     )
+
+
+def test_a_folder_that_is_no_run_is_a_mistake_and_gets_no_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """results/ given for a run below it: a summary.json there would pass for a run from then on."""
+    (tmp_path / "notes.txt").write_text("mine")
+    folder, rules = str(tmp_path), str(DEFAULT["base-ref"])
+    for command, words in (
+        (main, ["--from", folder]),
+        (comparison.main, [folder]),
+        (gate_main, [folder, "--rules", rules]),
+    ):
+        assert command(words) == 2
+        assert capsys.readouterr().err == (
+            f"error: {tmp_path}: holds no records of a run; give the directory of a run\n"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

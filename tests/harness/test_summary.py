@@ -216,11 +216,14 @@ def test_a_part_of_meta_that_is_something_else_costs_only_itself(
 
 
 def test_an_empty_folder_and_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no records of a run"):
+        build_summary(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        build_summary(tmp_path / "nowhere")
+    (tmp_path / "meta.json").touch()  # a run that a full disk ended at its beginning
     summary = build_summary(tmp_path)
     check(summary)
     assert not summary["valid"]
-    with pytest.raises(FileNotFoundError, match="no such folder"):
-        build_summary(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

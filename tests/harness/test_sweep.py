@@ -36,6 +36,8 @@ class Runner:
         failure = self.failing.get(cfg.seed)
         if isinstance(failure, BaseException):
             raise failure
+        if isinstance(failure, RunOutcome):
+            return failure
         (point,) = draw_points([[]], [cfg])
         prints = {"schedule": point.schedule, "config": point.config, "host": "h", "device": "d"}
         rows = [request(0, outcome="failed")] if failure else steady_requests(40)
@@ -136,6 +138,17 @@ def test_failing_points_are_told_at_the_end_and_only_they_are_tried_again(runner
     assert sweep(runner) == (3, [1, 2])
     assert entries(folder)["seed=1"]["error"].startswith("not valid: ")
     assert sweep(runner)[1] == [1]
+
+
+def test_a_point_whose_server_crashed_is_told_with_its_last_words(runner, tmp_path, capsys):
+    """As harness.run gives it: a folder with server.log, no summary, and the reason."""
+    log = tmp_path / "runs" / "crashed"
+    runner.failing = {2: RunOutcome(3, log, error=f"the server was ended by SIGKILL; see {log}/server.log")}
+    assert sweep(runner) == (3, [1, 2, 3])
+    told = f"failed: run 2 of 3, seed=2: the server was ended by SIGKILL; see {log}/server.log"
+    assert told in capsys.readouterr().err.splitlines()
+    runner.failing = {}
+    assert sweep(runner) == (0, [2])
 
 
 def test_a_sweep_of_which_nothing_was_measured_leaves_no_folder(runner):

@@ -58,6 +58,31 @@ def test_higher_is_better_without_an_interval(stored: tuple[Path, Path], tmp_pat
     assert held(stored[0], rules.format("110, gate: false"), tmp_path)[0] == PASS
 
 
+@pytest.mark.parametrize("baseline", [False, True])
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [(f"{TPOT}0", f"; did you mean {TPOT}?"), ("latency_ms", ""), ("run.id", ""), ("é.p50", "")],
+)
+def test_a_name_that_is_no_figure_is_a_mistake_and_not_inconclusive(
+    stored: tuple[Path, Path], tmp_path: Path, capsys: Any, path: str, hint: str, baseline: bool
+) -> None:
+    """Inconclusive is a warning in most pipelines: such a gate would never fail again."""
+    options = ["--baseline", str(stored[1])] if baseline else []
+    rules = f"metrics: {{{path}: {{better: lower, limit: 20}}}}"
+    code, (file,) = held(stored[0], rules, tmp_path, *options, "--inconclusive", "pass")
+    said = capsys.readouterr().err
+    assert code == USAGE
+    assert said.startswith(f"error: {file}: metrics.{path}: summary.json has no such figure{hint}")
+
+
+def test_a_figure_that_was_not_measured_is_inconclusive(
+    stored: tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
+    rules = "metrics: {utilization.gpu_util_pct: {better: higher, limit: 20}}"
+    assert held(stored[0], rules, tmp_path)[0] == INCONCLUSIVE
+    assert line(capsys)["metrics"][0]["verdict"] == "inconclusive"
+
+
 def test_its_files_for_ci(stored: tuple[Path, Path], tmp_path: Path) -> None:
     rules = f"metrics: {{{TPOT}: {{better: lower, limit: 20}}}}"
     names = ("markdown", "junit", "gab-smaller", "bencher", "pytorch")

@@ -67,6 +67,7 @@ BROKEN = [
     ("metrics: {a.b: 3}", "metrics.a.b: needs better and"),
     ("metrics: {a.b: {better: up, limit: 1}}", "metrics.a.b.better='up', needs lower or higher"),
     ("metrics: {a.b: {better: lower, limit: fast}}", "metrics.a.b.limit='fast', needs a number"),
+    ("metrics: {a.b: {better: lower, limit: 1e400}}", "metrics.a.b.limit=inf, needs a number"),
     ("metrics: {a.b: {better: lower, limit: .nan}}", "metrics.a.b.limit=nan, needs a number"),
     ("metrics: {a.b: {better: lower, relative: -1}}", "metrics.a.b.relative=-1, needs a number of 0 or more"),
     ("metrics: {a.b: {better: lower, relative: true}}", "metrics.a.b.relative=True, needs a number"),
@@ -87,6 +88,14 @@ def test_what_is_wrong_is_one_line_with_the_file(tmp_path: Path, text: str, mess
     assert message in str(error.value)
     assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e3", 1000.0), ("2.5E-2", 0.025), ("1e+3", 1000.0), ("7", 7.0)]
+)
+def test_powers_of_ten_are_numbers(tmp_path: Path, text: str, value: float) -> None:
+    path = written(tmp_path, f"metrics: {{a.b: {{better: lower, limit: {text}}}}}")
+    assert load_rules(path).metrics[0].limit == value
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
