@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from engines.config import EngineConfig
 from harness.conf import compose
 from harness.experiments.outcome import Outcome, fitted_cost, median, outcome
+from harness.experiments.probe import probe
 from harness.experiments.ratios import Ratios, ratios
 from harness.experiments.simulation import Cost, Played, play_real, play_virtual
 from harness.plan import draw_schedule
@@ -132,12 +133,15 @@ class Bench:
     def ratios(self, played: Played, cost: Cost | None = None, capacity: float | None = None) -> Ratios:
         """cost: None: what the passes took, where they are real; otherwise that of virtual time."""
         if cost is None:
-            cost = fitted_cost([played.log]) if self.real else Cost()
+            cost = self._fitted(played) if self.real else Cost()
         return ratios([seen.planned for seen in played.seen], played.config, cost, capacity)
+
+    def _fitted(self, played: Played) -> Cost:
+        return fitted_cost([played.log, *probe(played.config, self._runners[_pool_key(played.config)])])
 
     def _runner(self, config: EngineConfig, model: Any, schedule: Schedule) -> ModelRunner:
         """One for each pool; it is warm."""
-        key = (config.num_kv_blocks, config.block_size, config.max_num_seqs, config.max_num_batched_tokens)
+        key = _pool_key(config)
         if key not in self._runners:
             from engines.runner import build_runner
 
@@ -148,6 +152,10 @@ class Bench:
             ]
             play_real(config, warm, runner, runner.loaded.config.vocab)
         return self._runners[key]
+
+
+def _pool_key(config: EngineConfig) -> tuple[int | None, ...]:
+    return config.num_kv_blocks, config.block_size, config.max_num_seqs, config.max_num_batched_tokens
 
 
 def closed_loop(rows: Iterable[ScheduledRequest], clients: int) -> list[ScheduledRequest]:

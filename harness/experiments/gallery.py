@@ -23,13 +23,14 @@ from harness.experiments.result import markdown
 
 DEFAULT = Path("results/gallery")
 WIDTH = 1680  # pixels of a picture, two to a pixel of its layout
+CELLS = (("claim", "text"), ("published", "published"), ("measured", "measured"))
 CSS = """
 :root { color-scheme: light dark; --line: #ddd; --held: #00664a; --partly: #7a4b00; --not: #a33f00 }
 body { font: 16px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
 table { border-collapse: collapse; width: 100%; font-size: .9rem }
 td, th { border-bottom: 1px solid var(--line); padding: .35rem .5rem; text-align: left; vertical-align: top }
 .held { color: var(--held) } .partly { color: var(--partly) } .not { color: var(--not) }
-td:nth-child(3) { white-space: nowrap; font-weight: 600 }
+td.held, td.partly, td.not { white-space: nowrap; font-weight: 600 }
 figure { margin: 3rem 0 }
 img { max-width: 100%; height: auto; border: 1px solid var(--line) } h2 { margin-bottom: .2rem }
 @media (max-width: 40rem) {
@@ -129,9 +130,8 @@ def write_index(found: list[dict[str, Any]], folder: Path) -> None:
     if not found:
         raise UsageError(f"--output={folder}: has no result of an experiment, so there is nothing to list")
     rows = [
-        f"| [{one['title']}]({one['name']}.md) | {one['source']} | {_pair(one, 'published')} | "
-        f"{_pair(one, 'measured')} "
-        f"| **{one['verdict']}** |"
+        f"| [{one['title']}]({one['name']}.md)<br>{one['source']} | {_cell(one, 'text')} "
+        f"| {_cell(one, 'published')} | {_cell(one, 'measured')} | **{one['verdict']}** |"
         for one in found
     ]
     text = [
@@ -139,11 +139,10 @@ def write_index(found: list[dict[str, Any]], folder: Path) -> None:
         "",
         "Published results of the field, rerun by `make gallery` (`python -m harness.experiments "
         "gallery`), and what came out "
-        f"on {machine(found)}. Virtual time where only counts matter. What is measured is the first claim "
-        "of each; the pages "
-        "have the others, the reasons and the ratios.",
+        f"on {machine(found)}. Virtual time where only counts matter. Shown is the first claim of each; the "
+        "verdict is on all of them. The pages have the others, the reasons and the ratios.",
         "",
-        "| experiment | source | published | measured | verdict |",
+        "| experiment, source | claim | published | measured | verdict |",
         "|---|---|---|---|---|",
         *rows,
         "",
@@ -158,11 +157,11 @@ def page(found: list[dict[str, Any]]) -> str:
         name, title = escape(one["name"]), escape(one["title"])
         kind = one["verdict"].split()[0]
         picture = escape(one["figure"]["layout"]["title"]["text"], quote=True)
-        source, verdict = escape(one["source"]), f"<td class={kind}>{escape(one['verdict'])}</td>"
-        first = one["claims"][0]
+        verdict = f"<td class={kind}>{escape(one['verdict'])}</td>"
+        first = "".join(_told(what, one["claims"][0][key]) for what, key in CELLS)
         rows.append(
-            f'<tr><td><a href="#{name}">{title}</a></td><td>{source}</td>{verdict}'
-            f"{_told('published', first['published'])}{_told('measured', first['measured'])}</tr>"
+            f'<tr><td><a href="#{name}">{title}</a><br><small>{escape(one["source"])}</small></td>{verdict}'
+            f"{first}</tr>"
         )
         claims = "".join(
             f"<tr><td>{escape(c['text'])}</td>{_told('published', c['published'])}"
@@ -183,8 +182,8 @@ def page(found: list[dict[str, Any]]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Gallery</title>'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{CSS}</style></head>'
         f"<body><h1>Published results, rerun</h1><p>On {escape(machine(found))}; in virtual time where only "
-        "counts matter.</p>"
-        "<table><thead><tr><th>experiment<th>source<th>verdict<th>published<th>measured</thead><tbody>"
+        "counts matter. Shown is the first claim of each; the verdict is on all of them.</p>"
+        "<table><thead><tr><th>experiment<th>verdict<th>claim<th>published<th>measured</thead><tbody>"
         f"{''.join(rows)}</tbody></table>{''.join(figures)}</body></html>\n"
     )
 
@@ -199,5 +198,5 @@ def machine(found: list[dict[str, Any]]) -> str:
     return " and ".join(sorted(names)) or "no machine: all in virtual time"
 
 
-def _pair(one: dict[str, Any], key: str) -> str:
+def _cell(one: dict[str, Any], key: str) -> str:
     return str(one["claims"][0][key]).replace("|", "\\|")

@@ -25,12 +25,15 @@ from engines.virtual import Clock, Log, VirtualRunner
 from harness.conf import compose
 from harness.experiments.experiment import Bench, Claim, Experiment, Findings, Table
 from harness.experiments.outcome import fitted_cost
+from harness.experiments.probe import probe
 from harness.experiments.ratios import ratios
 from harness.experiments.simulation import Cost
 from harness.plan import draw_schedule
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+
+    from engines.runner import ModelRunner
 
 DECODERS, THEIR_PROMPT = 8, 32
 BEFORE, AFTER = 20, 20  # tokens of each answer before the long prompt arrives and after its first token
@@ -139,10 +142,7 @@ def measure(bench: Bench, length: int, tries: int) -> Tries:
     configs = {name: engine_config(*how) for name, how in SCHEDULERS.items()}
     clock: Callable[[], float]
     if bench.real:
-        from engines.runner import build_runner
-
-        model = {"name": "tiny", "id": None, "impl": "lean", "weights": "random"}
-        runner: Runner = build_runner(model, configs["continuous"], "cpu")
+        runner: Runner = _model(configs["continuous"])
         clock = time.monotonic
     else:
         clock = Clock()
@@ -156,6 +156,17 @@ def measure(bench: Bench, length: int, tries: int) -> Tries:
                 found[name][0].append(gaps)
                 found[name][1].append(alone)
     return found
+
+
+def _model(config: EngineConfig) -> ModelRunner:
+    from engines.runner import build_runner
+
+    return build_runner({"name": "tiny", "id": None, "impl": "lean", "weights": "random"}, config, "cpu")
+
+
+def _cost(found: Tries) -> Cost:
+    config = engine_config("continuous")
+    return fitted_cost([*(g.log for gaps, _ in found.values() for g in gaps), *probe(config, _model(config))])
 
 
 def run(bench: Bench) -> Findings:
@@ -179,8 +190,8 @@ def run(bench: Bench) -> Findings:
     usual = {row["scheduler"]: row["usual_ms"] for row in rows if row["length"] == last}
     tight = longest["chunked, budget 128", last]
     first = {row["scheduler"]: row["first_ms"] for row in rows if row["length"] == last}
-    bench_cost = fitted_cost([g.log for gaps, _ in found.values() for g in gaps]) if bench.real else Cost()
     config = engine_config("chunked")
+    cost = _cost(found) if bench.real else Cost()
     return Findings(
         claims=[
             Claim(
@@ -224,7 +235,7 @@ def run(bench: Bench) -> Findings:
                 ],
             )
         ],
-        ratios={"the preset's traffic": ratios(draw_schedule(bench.config()), config, bench_cost)},
+        ratios={"the preset's traffic": ratios(draw_schedule(bench.config()), config, cost)},
         figure=_figure(found, last),
         outcomes={"rows": rows},
     )  # fmt: skip

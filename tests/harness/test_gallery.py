@@ -196,6 +196,14 @@ def test_the_cost_of_passes_is_found_again_in_their_log() -> None:
     assert fitted.ridge == pytest.approx(20, rel=1e-2)
 
 
+def test_the_ridge_is_measured_apart_where_all_batches_of_an_experiment_are_alike() -> None:
+    bench = Bench("static_is_enough", real=True)
+    (played,) = bench.play("engine=continuous", "load.requests=2", clients=1)
+    assert {s.num_seqs for s in played.log.steps} == {1}  # from which no cost of a second row follows
+    seats = bench.ratios(played).seats_to_ridge
+    assert 1 / 20 < seats < 20, seats  # 16 seats of model=tiny; a row that costs nothing, or all: 1e-5, 1e6
+
+
 if __name__ == "__main__":
     GOLDEN.write_text(
         json.dumps({name: outcome(name) for name in NAMES}, indent=1, ensure_ascii=False) + "\n",
