@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,6 +169,18 @@ def in_words(error: Exception) -> str:
 def say(line: str) -> None:
     """For people, beside the results: one line on standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+_SAID: set[str] = set()
+
+
+def say_once(line: str) -> None:
+    """What every run of a comparison, a search or an experiment would say again: once in a command, though
+    another run counts otherwise ("1 of 40 answers cut", "3 of 120 answers cut")."""
+    kind = re.sub(r"\d+ of \d+", "", line)
+    if kind not in _SAID:
+        _SAID.add(kind)
+        say(line)
 
 
 def put(line: str) -> None:

@@ -39,7 +39,8 @@ UNTOLD = ("output.dir", "output.text")
 @dataclass(frozen=True)
 class Row:
     """A line of the comparison. better: lower | higher | None (a fact, not a merit). optional: left out where
-    no run has it, without a reason. said: its name where the heading says the rest."""
+    no run has it, without a reason. said: its name where the heading says the rest. factor: whether a ratio
+    to another run says anything (of a point in time or of an error around 0 it does not)."""
 
     path: str
     better: str | None
@@ -47,6 +48,7 @@ class Row:
     optional: bool = False
     foreign: bool = False
     said: str = ""
+    factor: bool = True
 
     @property
     def label(self) -> str:
@@ -234,7 +236,7 @@ def comparison_rows(comparison: Comparison, metrics: Sequence[Row] = ROWS) -> li
             reliable = is_reliable(summary, row.path)
             if value is not None and group in base:
                 reference, sure = base[group]
-                ratio = value / reference if reference else None
+                ratio = value / reference if reference and row.factor else None
                 verdict = judge(value, reference, row.better) if reliable and sure else None
             elif value is not None:
                 base[group] = value, reliable

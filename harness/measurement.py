@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.calibrate.store import load_calibration
-from harness.cli import say
+from harness.cli import say, say_once
 from harness.conf import UsageError
 from harness.host import facts, fingerprint
 from harness.interrupt import Interruption
@@ -79,7 +79,7 @@ class Measurement:
         warning = check_lengths(schedule, target.max_model_len, pool)
         requests, self._sent_as = asked_over(target, schedule)
         for line in filter(None, (warning, self._slow_kernels(target), self._sent_as, *schedule.notes)):
-            say(line)
+            say_once(line)
         endpoint = metrics_endpoint(self.cfg.engine, target.load.root_url, target.load.api_key)
         progress = Progress(len(schedule))
         job = Job(
@@ -114,7 +114,7 @@ class Measurement:
         finally:
             self._interruption.on_signal = lambda: say("ending the run; once more to leave at once")
         for note in result.notes:
-            say(note)
+            say_once(note)
         meta |= self._result(result, load, telemetry, scraper)
         meta["client"]["calibration"] = load_calibration(
             meta["host"], result.backend, meta["planned"]["rate"]

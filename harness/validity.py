@@ -58,6 +58,11 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             "the TTFT (alone on its core: p99 of 0.3 ms in an epoll loop with a timerfd, 0.9 in an event "
             "loop)",
         ),
+        "client_busy": Limit(
+            0.5,
+            "of a core for each load process",
+            "only what is said of a late client: from here on a queue of its own makes it late, not others",
+        ),
         "error_rate": Limit(
             0.01,
             "of the requests that were issued",
@@ -118,7 +123,7 @@ def judge(run: Run, figures: Mapping[str, Any], lags: Mapping[str, Floats]) -> t
     invalid = [
         *record_faults(run, counts),
         *error_faults(counts),
-        *lag_faults(lags, client["stamps"], median_ttft_ms(figures)),
+        *lag_faults(lags, client["stamps"], median_ttft_ms(figures), lag_cure(run)),
         *rate_faults(run, figures["arrivals"]),
         *clock_faults(run),
     ]
@@ -182,9 +187,10 @@ def lag_limit_ms(ttft_ms: float | None) -> float:
     return min(limit, max(LIMITS["lag_floor_ms"].value, LIMITS["lag_share"].value * ttft_ms))
 
 
-def lag_faults(lags: Mapping[str, Floats], stamps: str | None, ttft_ms: float | None) -> list[str]:
+def lag_faults(lags: Mapping[str, Floats], stamps: str | None, ttft_ms: float | None, cure: str) -> list[str]:
     """A client that was late to send, or, where it stamps itself, late to read: more than 1 % of the samples
-    over the limit. A single one never counts: in a short run it is all that a p99 holds."""
+    over the limit. A single one never counts: in a short run it is all that a p99 holds. cure: what would
+    help."""
     limit = lag_limit_ms(ttft_ms)
     found: list[str] = []
     for label, values in lags.items():
@@ -192,9 +198,22 @@ def lag_faults(lags: Mapping[str, Floats], stamps: str | None, ttft_ms: float | 
         if late > max(1, 0.01 * values.size) and not (label == "loop lag" and stamps == "kernel"):
             found.append(
                 f"client_bound: {label} p99 is {np.quantile(values, 0.99):.1f} ms, {late} of {values.size} "
-                f"over {limit:.3g} ms (limit 1 %)"
+                f"over {limit:.3g} ms (limit 1 %): {cure}"
             )
     return found
+
+
+def lag_cure(run: Run) -> str:
+    """What to do for a client that was late: it was busy itself, or it waited for a core that others had."""
+    client, duration_s = run.meta.get("client") or {}, run.meta.get("duration_s")
+    cpu_s, processes = client.get("cpu_s"), client.get("processes")
+    if cpu_s and processes and duration_s and cpu_s > LIMITS["client_busy"].value * processes * duration_s:
+        return (
+            f"it was busy {cpu_s / processes / duration_s:.0%} of the time; raise load.processes={processes}"
+        )
+    threads = run.meta.get("engine_cpu_cores") or 0
+    fewer = f", or lower engine.threads={threads}" if threads > 1 else ""
+    return f"it waited for a core; end what else runs on this machine{fewer}"
 
 
 def rate_faults(run: Run, arrivals: Mapping[str, Any]) -> list[str]:

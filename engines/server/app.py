@@ -113,7 +113,8 @@ class Server:
             LOG.debug("client left: %s", request.path)
             return web.Response(status=499)
         except Exception as error:
-            return _error(self._problem(request, error), getattr(error, "headers", {}).get("Allow"))
+            allow = error.headers.get("Allow") if isinstance(error, web.HTTPException) else None
+            return _error(self._problem(request, error), allow)
 
     def _problem(self, request: web.Request, error: Exception) -> ApiError:
         """What a client is told of an error, which is counted here."""
@@ -127,9 +128,9 @@ class Server:
         if isinstance(error, web.HTTPException):
             self.metrics.invalid[error.status] += 1
             return self._http_error(request, error)
-        if isinstance(error, web.RequestPayloadError):
+        if isinstance(error, web.RequestPayloadError | HttpProcessingError):
             self.metrics.invalid[400] += 1
-            reason = getattr(error.__cause__, "message", "") or "it is not what its headers say"
+            reason = getattr(error.__cause__ or error, "message", "") or "it is not what its headers say"
             return ApiError(f"the body cannot be read: {reason}", 400)
         LOG.error("%s %s failed", request.method, request.path, exc_info=error)
         return ApiError("internal error: see the server's log", 500)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.capacity.configs import SATURATING_S, saturating_config
 from harness.capacity.point import Limits, sample_of
 from harness.capacity.prober import Interrupted, ProbeError, Prober, Seen
-from harness.cli import say
 from harness.loadgen.processes import WorkerError
 from harness.metrics.latency import per_request
 from harness.metrics.run import load_run
-from harness.plan import draw_schedule
 from harness.run import new_run_dir
 from harness.server_process import ServerError
 from harness.standing import StandingServer
@@ -35,7 +32,6 @@ class Measured(Prober):
 
     def __init__(self, cfg: DictConfig, limits: Limits, stage: Stage) -> None:
         super().__init__(cfg, limits)
-        self._told: set[str] = set()
         self._server = StandingServer(cfg, Path(cfg.output.dir) / f"server-{cfg.engine.name}", stage)
 
     def __enter__(self) -> Measured:
@@ -79,12 +75,8 @@ class Measured(Prober):
         )
 
     def _run(self, cfg: DictConfig) -> RunOutcome:
-        schedule = draw_schedule(cfg)
-        for note in set(schedule.notes) - self._told:
-            say(note)
-        self._told |= set(schedule.notes)
-        try:  # its notes have been told: once, not with every probe
-            outcome = self._server.measure(cfg, new_run_dir(cfg), replace(schedule, notes=()))
+        try:
+            outcome = self._server.measure(cfg, new_run_dir(cfg))
         except (ServerError, WorkerError) as error:
             raise ProbeError(str(error)) from None
         if outcome.interrupted:

@@ -12,6 +12,7 @@ from typing import Any
 from harness.comparison import Comparison, compare, flatten, null_notes, reading_notes
 from harness.dashboard.data import pack, run_data
 from harness.dashboard.figures import phases
+from harness.dashboard.figures.plot import plain
 from harness.dashboard.inputs import DashboardError, Inputs, read_inputs
 from harness.dashboard.sections import numbered, parts
 from harness.dashboard.shown import Shown, shown_runs
@@ -47,7 +48,7 @@ def render(run_dirs: Sequence[Path]) -> str:
     inputs = read_inputs(run_dirs)
     comparison, shown = _read(inputs)
     stalls = [find_stalls(run) for run in shown]
-    sections, drawn = numbered(parts(shown, stalls, inputs.capacity))
+    sections, drawn = numbered(parts(shown, stalls, inputs.capacity), [plain(s.name) for s in shown])
     data = {
         "figures": drawn,
         "runs": [run_data(run, found, len(shown)) for run, found in zip(shown, stalls, strict=True)],

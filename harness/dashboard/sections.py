@@ -164,14 +164,19 @@ def _no_stalls(runs: Sequence[Shown]) -> str:
     return " ".join([*told, *(f"Not measured: {reason}." for reason in dict.fromkeys(filter(None, reasons)))])
 
 
-def numbered(found: Sequence[Part]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The parts for the template, and every chart in the order in which it is drawn."""
+def numbered(
+    found: Sequence[Part], names: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The parts for the template, and every chart in the order in which it is drawn. names: of the runs on
+    the page; of several a chart says whose its lines are, also where only one has any."""
     drawn: list[dict[str, Any]] = []
 
     def one(part: Part) -> dict[str, Any]:
         shown = []
         for chart in filter(None, part.figures):
             chart["id"] = f"plot{len(drawn)}"
+            if len(names) > 1 and any(trace.get("name") in names for trace in chart["data"]):
+                chart["layout"].setdefault("showlegend", True)
             height = chart["layout"].setdefault("height", PLOT_HEIGHT)
             shown.append(
                 {

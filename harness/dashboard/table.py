@@ -86,8 +86,8 @@ GROUPS: tuple[tuple[str, tuple[Row, ...]], ...] = (
     (
         "In the steady window",
         (
-            Row("steady.window.start_s", None, said="from, s"),
-            Row("steady.window.end_s", None, said="to, s"),
+            Row("steady.window.start_s", None, said="from, s", factor=False),
+            Row("steady.window.end_s", None, said="to, s", factor=False),
             Row("steady.window.requests", None, said="requests"),
             Row("steady.latency_ms.ttft.from_intended.p50", "lower", said="TTFT p50, ms"),
             Row("steady.latency_ms.ttft.from_intended.p99", "lower", said="TTFT p99, ms"),
@@ -101,7 +101,7 @@ GROUPS: tuple[tuple[str, tuple[Row, ...]], ...] = (
         "How the load arrived",
         (
             Row("arrivals.rate", None),
-            Row("arrivals.rate_error", None, share=True),
+            Row("arrivals.rate_error", None, share=True, factor=False),
             Row("arrivals.cv", None),
             Row("arrivals.iod.1s", None),
             Row("in_flight.mean", None),

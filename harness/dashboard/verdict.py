@@ -277,7 +277,7 @@ def _of_rounds(runs: Sequence[Shown], compared: dict[str, Any]) -> dict[str, Any
         "columns": columns,
         "rows": rows,
         "note": "▲ better, ▼ worse than the reference: past the limit, with the whole interval. "
-        "Intervals are over rounds. The charts below show one round, the middle one.",
+        "Intervals are over rounds; the dashed line is 1x. The charts below show one round, the middle one.",
     }
 
 

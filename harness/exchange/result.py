@@ -20,6 +20,8 @@ ASSUMPTIONS = {
     "no_trailer": "the stream ended with its last token: no usage or [DONE] event that took time",
     "all_completed": "no request failed, timed out or was refused",
 }
+LARGEST = 1e100
+"""Of a time, rate or count: what is made of some (sums, squares, other units) still is a number."""
 UNSAID = "{tool} does not record it"
 SENT = "{tool} measures from the send, and its file does not hold the intended arrivals"
 LANDS = (
@@ -66,14 +68,14 @@ class Result:
 
 
 def real(value: Any) -> float | None:
-    """A finite number of at least 0, or None."""
+    """A number from 0 to LARGEST, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if 0 <= number < float("inf") else None
+    return number if 0 <= number <= LARGEST else None
 
 
 def count(value: Any) -> int | None:

@@ -184,8 +184,8 @@ def base_ref(args: argparse.Namespace, outputs: dict[str, Path], console: Consol
         try:
             result = hold(watched(runner, plan), rules, plan, kept)
         except KeyboardInterrupt:
-            say(f"interrupted after {len(valid(kept))} rounds; nothing is judged; results: {folder}")
-            return INVALID
+            reason = f"interrupted after {len(valid(kept))} rounds; nothing is judged; results: {folder}"
+            result = Result(INVALID, reasons=(reason,))
     done = len(valid(kept))
     summary = next((p.summary for r in reversed(kept) if (p := r.passes["head"]).summary), NO_SUMMARY)
     against = f"{args.base_ref} ({base.sha[:10]}), {done} rounds"

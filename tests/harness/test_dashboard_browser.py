@@ -21,6 +21,12 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.e2e
 TABS = ["overview", "latency", "time", "engine", "waits", "users", "figures", "settings", "tables"]
 FIT = "document.documentElement.scrollWidth"
+LABELS = """tab => [...document.querySelectorAll(`#${tab} .plot`)].flatMap(plot => ["x", "y"].map(axis => {
+  const boxes = [...plot.querySelectorAll(`.${axis}tick text`)].map(t => t.getBoundingClientRect())
+    .filter(box => box.width);
+  const over = boxes.slice(1).some((box, i) => axis === "x" && box.left < boxes[i].right);
+  return [plot._fullLayout[`${axis}axis`].type, boxes.length, over, plot.id + axis]; }))"""
+"""Of each axis of a tab: its type, how many labels it has, whether two of them overlap, and where it is."""
 EVIL = 'chat"><img src=x onerror=window.hurt=1>%{x}\u2028\U0001f600,=1+1'
 
 
@@ -94,12 +100,22 @@ def test_every_chart_is_drawn_in_both_themes_and_on_a_phone(
             f"[...document.querySelectorAll('#{tab} .plot')].map(p => p.querySelectorAll('path').length)"
         )
         assert all(count > 0 for count in drawn), tab
+        for kind, labels, overlap, where in page.evaluate(LABELS, tab):
+            assert labels > (kind != "category"), where  # one label is no scale
+            assert not overlap, where
         assert page.evaluate(f"getComputedStyle(document.getElementById('{tab}')).display") == "block"
     page.click("#theme")
     assert page.evaluate("document.documentElement.dataset.theme") != scheme
     page.click("#tabs a[href='#latency']")  # what was hidden is drawn again, in the new theme
     themes = page.evaluate("[...document.querySelectorAll('#latency .plot')].map(p => p.dataset.theme)")
     assert set(themes) == {"light" if scheme == "dark" else "dark"}
+
+
+def test_what_only_one_of_the_runs_has_says_whose_it_is(opened: Any, compared: Path) -> None:
+    page = opened(compared)
+    page.click("#tabs a[href='#waits']")
+    names = "[...document.querySelectorAll('#stalls .legendtext')].map(t => t.textContent)"
+    assert page.evaluate(names)[0] == "continuous"
 
 
 def test_a_name_is_not_broken_in_the_head_of_a_column(opened: Any, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,10 @@ def results(tmp_path_factory) -> Path:
     (sweep / "sweep.json").write_text(json.dumps({"points": 3, "runs": runs}))
     (root / "compare").mkdir()
     (root / "compare" / "compare.json").write_text('{"verdict": {"text": "chunked wins"}, "rounds": []}')
-    (root / "capacity").mkdir()
+    for server in (root / "compare" / "arms" / "1-static", root / "capacity" / "server-static"):
+        (server / "warmup").mkdir(parents=True)
+        (server / "config.yaml").write_text("")
+        (server / "warmup" / "summary.json").write_text("{}")
     (root / "capacity" / "capacity.json").write_text("[]")
     (root / "away").symlink_to("/etc")
     return root
@@ -163,6 +167,17 @@ def test_nothing_but_what_the_list_names_is_served(results):
     assert "server died &lt;b&gt;now" in pages[1][1]
     assert all("<script>alert(1)" not in page for _, page in pages)
     assert [s for s, _ in call(results, ("/compare", {}), ("/compare?run=../x", {}))] == [400, 400]
+
+
+def test_what_is_not_http_is_refused_without_a_traceback(tmp_path):
+    server = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    port = int(server.stdout.readline().split(":")[-1].split("/")[0])
+    for sent in (b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000 + b"\r\n\r\n", b"\x16\x03\x01\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(sent)
+            assert client.recv(12) == b"HTTP/1.0 400"
+    server.send_signal(signal.SIGINT)
+    assert server.communicate(timeout=60)[1] == ""
 
 
 HOSTILE = {

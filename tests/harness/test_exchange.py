@@ -390,6 +390,20 @@ def test_figures_that_are_none_are_refused_one_by_one(tmp_path: Path) -> None:
     assert "0 stands for" in refused(zero, "tpot")
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shift", [0, 3, 200])
+def test_figures_near_the_end_of_the_numbers_are_none_and_warn_of_nothing(tmp_path: Path, shift: int) -> None:
+    """1.2e308 is a number and no latency: a mean of some is none any more."""
+    huge = [1.4, 1.7e308, *(1.2 * 10.0 ** (308 - shift) for _ in range(30))]
+    gaps = [[0.02, value] for value in huge]
+    odd = {**VLLM, **DETAILED, "ttfts": huge, "itls": gaps, "output_lens": [3] * 32, "errors": [""] * 32}
+    summary = imported(saved(tmp_path, odd | {"duration": 1e308, "output_throughput": 1.7e308}))
+    assert block(summary, "ttft.from_send")["n"] == block(summary, "ttft.from_send")["max"] / 1400 == 1
+    assert block(summary, "icl")["max"] == 1400
+    assert summary["run"]["duration_s"] is summary["throughput"]["output_tokens_per_s"] is None
+    json.dumps(summary, allow_nan=False)
+
+
 def test_choosing_among_results_and_other_mistakes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

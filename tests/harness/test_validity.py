@@ -107,6 +107,22 @@ def test_a_client_that_sends_late(tmp_path: Path) -> None:
     assert "client_bound: send lag" in judged(tmp_path / "f", late(quick, 0.0035, 150))[0]
 
 
+def test_a_late_client_is_told_what_would_help(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path, late(GOOD, 0.06, 150)))
+
+    def told(cpu_s: float, threads: int | None) -> str:
+        own = {**run.meta["client"], "cpu_s": cpu_s, "processes": 2}
+        meta = {**run.meta, "client": own, "duration_s": 10.0, "engine_cpu_cores": threads}
+        return summarize(dataclasses.replace(run, meta=meta))["invalid_reasons"][0].partition(
+            "(limit 1 %): "
+        )[2]
+
+    assert told(12.0, 4) == "it was busy 60% of the time; raise load.processes=2"
+    waited = "it waited for a core; end what else runs on this machine"
+    assert told(8.0, 4) == f"{waited}, or lower engine.threads=4"
+    assert told(8.0, 1) == told(8.0, None) == waited
+
+
 def test_a_burst_is_no_fault_and_a_stall_within_it_is(tmp_path: Path) -> None:
     burst = [{**row, "intended_ns": 0, "send_ns": ns(0.001 * (i + 1))} for i, row in enumerate(GOOD)]
     assert judged(tmp_path / "a", burst)[0] == ""  # 150 ms for 150 sends that are due at once
@@ -146,7 +162,7 @@ def test_a_late_loop_is_a_fault_where_it_stamps_and_a_warning_where_the_kernel_d
     assert invalid == ""
     assert "client: loop lag p99 is 80.0 ms" in warned
     assert "client: read lag p99 is 80.0 ms" in warned
-    assert lag_faults({"loop lag": np.array([0.1] * 40 + [80.0])}, "reader", None) == []
+    assert lag_faults({"loop lag": np.array([0.1] * 40 + [80.0])}, "reader", None, "") == []
 
 
 @pytest.mark.parametrize("slow", [0.98, 1.0, 1.01, 1.03])

@@ -30,17 +30,24 @@
     ...(trace.fillcolor ? { fillcolor: shade(trace.fillcolor) } : {}),
     ...(trace.type === "heatmap" ? { colorscale: [[0, mixed(shade(trace.ramp), 0.15)], [1, shade(trace.ramp)]] } : {}),
   });
-  // A logarithmic axis of few decades needs its 2 and 5 labelled, in full; one of many only its powers of ten.
+  // A logarithmic axis of few decades needs its 2 and 5 labelled, in full, or its 3 where there is no room for
+  // both; one of many only its powers of ten. Within one decade Plotly's own ticks are evenly spaced.
   const decades = (figure, key) => {
     const values = figure.data.flatMap((trace) => trace[key]).filter((v) => v > 0);
     return values.length ? Math.log10(Math.max(...values) / Math.min(...values)) : 0;
   };
   const POWERS = Array.from({ length: 16 }, (_, i) => i - 6);
-  const FINE = POWERS.flatMap((p) => [1, 2, 5].map((m) => Number(`${m}e${p}`)));
-  const logTicks = (figure, key, line) => ({
-    tickvals: decades(figure, key) < 2.5 ? FINE : POWERS.map((p) => Number(`1e${p}`)),
-    tickformat: "~g", minor: { dtick: "D1", ticks: "outside", ticklen: 3, tickcolor: line },
-  });
+  const LABEL = 40; // pixels that a label of the x axis needs
+  const logTicks = (figure, key, line) => {
+    const span = decades(figure, key) || 2, beside = figure.layout.yaxis.type === "category" ? 140 : 60;
+    if (span < 0.8) return { tickformat: "~g" };
+    const room = key === "y" ? Infinity : (document.getElementById(figure.id).clientWidth - beside) / LABEL;
+    const steps = [[1, 2, 5], [1, 3]].find((some) => span < 2.5 && span * some.length < room) || [1];
+    return {
+      tickvals: POWERS.flatMap((p) => steps.map((m) => Number(`${m}e${p}`))),
+      tickformat: "~g", minor: { dtick: "D1", ticks: "outside", ticklen: 3, tickcolor: line },
+    };
+  };
   const layout = (figure) => {
     const c = colours();
     const axis = { gridcolor: c.line, zerolinecolor: c.line, linecolor: c.line, automargin: true };

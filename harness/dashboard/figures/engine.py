@@ -10,6 +10,7 @@ import numpy as np
 from harness.dashboard.figures import phases
 from harness.dashboard.figures.plot import (
     Bins,
+    binned,
     bins,
     chosen,
     figure,
@@ -18,6 +19,7 @@ from harness.dashboard.figures.plot import (
     markers,
     plain,
     shown_of,
+    spread,
     steady_band,
 )
 from harness.dashboard.shown import Floats, Shown
@@ -35,17 +37,18 @@ BLOCKS = (
     ("cached", "kv_cached", phases.CACHED),
     ("free", "kv_free", phases.FREE),
 )
+WEIGHTED = "Means, weighted by the iterations' time,"
 
 
 def occupancy(runs: Sequence[Shown]) -> Any:
     """Sequences in the batch, time-weighted. One run alone also shows who waits and what ended."""
-    traces, notes = [], []
+    traces, all_bins = [], []
     for run in runs:
         found = bins(run)
         if found is not None:
             mean = found.mean(run.step("num_seqs"))
             traces.append(line(run, found.left, mean, "%{x:.1f} s: %{y:.3g} sequences"))
-            notes.append(found.note("Means, weighted by the iterations' time,"))
+            all_bins.append(found)
     if len(runs) == 1 and traces:
         found = bins(runs[0])
         for label, column, colour in (
@@ -59,6 +62,7 @@ def occupancy(runs: Sequence[Shown]) -> Any:
                     line(runs[0], found.left, found.mean(values), hover, name=label, color=colour, dash="dot")
                 )
         traces[0]["name"] = "in the batch"
+    notes = [binned(all_bins, WEIGHTED)]
     return figure("Batch occupancy", traces, x=("time, s", "linear"), y=("sequences", "linear"), notes=notes)
 
 
@@ -118,14 +122,15 @@ def kv_blocks(run: Shown) -> Any:
 
 def kv_use(runs: Sequence[Shown]) -> Any:
     """Live KV blocks as a share of the pool, time-weighted."""
-    traces, notes = [], []
+    traces, all_bins = [], []
     for run in runs:
         found, live = bins(run), run.step("kv_live")
         total = live + run.step("kv_cached") + run.step("kv_free")
         if found is not None and (total > 0).any():
             share = found.mean(100.0 * live / np.where(total > 0, total, np.nan))
             traces.append(line(run, found.left, share, "%{x:.1f} s: %{y:.3g} %"))
-            notes.append(found.note("Means, weighted by the iterations' time,"))
+            all_bins.append(found)
+    notes = [binned(all_bins, WEIGHTED)]
     return figure(
         "KV cache in use", traces, x=("time, s", "linear"), y=("% of blocks", "linear"), notes=notes
     )
@@ -152,14 +157,15 @@ def step_times(runs: Sequence[Shown]) -> Any:
 
 def device_busy(runs: Sequence[Shown]) -> Any:
     """Share of the time that lies inside a pass."""
-    traces, notes = [], []
+    traces, widths = [], []
     for run in runs:
         found = bins(run, 200)
         if found is None:
             continue
         busy = _overlap(run, found)
         traces.append(line(run, found.left, 100 * busy, "%{x:.1f} s: %{y:.3g} % busy", shape="hv"))
-        notes.append(f"Time inside passes, in bins of {found.width:.3g} s.")
+        widths.append(found.width)
+    notes = [f"Time inside passes, in bins of {spread(widths, '.3g')} s."] if widths else []
     return figure(
         "Device busy", traces, x=("time, s", "linear"), y=("%", "linear"), y_range=[0, 101], notes=notes
     )
@@ -189,7 +195,7 @@ TELEMETRY = (
 
 def telemetry(runs: Sequence[Shown], column: str, title: str, unit: str) -> Any:
     """Readings over the run: the mean of each bin."""
-    traces, notes = [], []
+    traces, counts = [], []
     for run in runs:
         if column not in run.run.telemetry:
             continue
@@ -205,7 +211,8 @@ def telemetry(runs: Sequence[Shown], column: str, title: str, unit: str) -> Any:
         count = np.bincount(which, minlength=parts)
         mean = np.bincount(which, values, parts)[count > 0] / count[count > 0]
         traces.append(line(run, edges[:-1][count > 0], mean, f"%{{x:.1f}} s: %{{y:.4g}} {unit}"))
-        notes.append(f"Means of {parts} bins.")
+        counts.append(parts)
+    notes = [f"Means of {spread(counts)} bins."] if counts else []
     return steady_band(runs, figure(title, traces, x=("time, s", "linear"), y=(unit, "linear"), notes=notes))
 
 

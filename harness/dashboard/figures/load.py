@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.dashboard.figures.plot import MAX_POINTS, figure, floats, line, plain, steady_band
+from harness.dashboard.figures.plot import MAX_POINTS, figure, floats, line, plain, spread, steady_band
 from harness.dashboard.shown import Shown
 from harness.metrics.throughput import output_series
 from harness.metrics.windows import in_flight
@@ -27,7 +27,7 @@ MOST_TENANTS = 8
 
 def throughput(runs: Sequence[Shown]) -> Any:
     """Output tokens per second, each token in the bin of its own stamp."""
-    traces, notes = [], []
+    traces, widths = [], []
     for run in runs:
         at = run.chunks["t_ns"].to_numpy(dtype=np.float64) / 1e9
         if not len(at):
@@ -38,7 +38,8 @@ def throughput(runs: Sequence[Shown]) -> Any:
         traces.append(
             line(run, series["t_s"].to_numpy(), series["tokens_per_s"].to_numpy(), hover, shape="hv")
         )
-        notes.append(f"Tokens by their own stamps in bins of {width:g} s.")
+        widths.append(width)
+    notes = [f"Tokens by their own stamps in bins of {spread(widths, 'g')} s."] if widths else []
     return steady_band(
         runs,
         figure("Output throughput", traces, x=("time, s", "linear"), y=("tokens/s", "linear"), notes=notes),

@@ -117,10 +117,23 @@ class Bins:
         return np.where(np.isfinite(low), low, self.mean(values))
 
     def note(self, what: str = "means") -> str:
-        steps = len(self.which)
-        if steps <= len(self.left):
-            return ""
-        return f"{what} of {len(self.left)} bins of {self.width:.3g} s ({steps:,} iterations)."
+        return binned([self], what)
+
+
+def binned(found: Sequence[Bins], what: str) -> str:
+    """What the drawn values are; empty where every iteration is drawn."""
+    kept = [one for one in found if len(one.which) > len(one.left)]
+    if not kept:
+        return ""
+    widths = spread([one.width for one in kept], ".3g")
+    steps = spread([len(one.which) for one in kept], ",")
+    return f"{what} of {spread([len(one.left) for one in kept])} bins of {widths} s ({steps} iterations)."
+
+
+def spread(values: Sequence[float], form: str = "") -> str:
+    """What the runs of a chart have in common, or from what to what they go: one or more values."""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
 
 
 def bins(run: Shown, most: int = MAX_POINTS) -> Bins | None:

@@ -9,10 +9,10 @@ const Table = (() => {
   const request = (run) => {
     const r = run.requests, ms = (column) => (row) => { const value = get(r, column, row); return value === null ? null : Math.round(value * TICK_MS * 100) / 100; };
     const columns = [["id", (row) => r.id[row]], ["class", (row) => get(r, "class", row)], ["tenant", (row) => get(r, "tenant", row)], ["outcome", (row) => get(r, "outcome", row)], ["reason", (row) => get(r, "reason", row)],
-      ["due, s", (row) => (r.intended[row] === null ? null : r.intended[row] * TICK_MS / 1000)], ["prompt", (row) => get(r, "prompt_tokens", row)], ["answer", (row) => get(r, "output_tokens", row)]];
+      ["due, s", (row) => (r.intended[row] === null ? null : r.intended[row] * TICK_MS / 1000)], ["prompt tokens", (row) => get(r, "prompt_tokens", row)], ["answer tokens", (row) => get(r, "output_tokens", row)]];
     for (const [label, column] of [["TTFT, ms", "ttft_ms"], ["TPOT, ms", "tpot_ms"], ["E2E, ms", "e2e_ms"], ["normalized, ms/token", "normalized_ms"], ["longest gap, ms", "longest_gap_ms"]]) columns.push([label, (row) => get(r, column, row)]);
     for (const key of Object.keys(r).filter((one) => one.startsWith("part_") && !one.startsWith("part_queue_"))) columns.push([`${DATA.part_names[key.slice(5)]}, ms`, (row) => r[key][row]]);
-    for (const [label, column] of [["preemptions", "preemptions"], ["cached", "cached_tokens"], ["hung up in state", "state"], ["wasted tokens", "wasted_tokens"], ["KV free after, ms", "release_ms"], ["slot in use after, ms", "reuse_ms"]]) if (r[column]) columns.push([label, (row) => get(r, column, row)]);
+    for (const [label, column] of [["preemptions", "preemptions"], ["cached tokens", "cached_tokens"], ["hung up in state", "state"], ["wasted tokens", "wasted_tokens"], ["KV free after, ms", "release_ms"], ["slot in use after, ms", "reuse_ms"]]) if (r[column]) columns.push([label, (row) => get(r, column, row)]);
     for (const [label, column] of [["sent, ms", "send"], ["arrived, ms", "arrival"], ["admitted, ms", "admitted"], ["first token, ms", "first"], ["last token, ms", "last"], ["end, ms", "end"], ["KV free, ms", "finish"]]) if (r[column]) columns.push([`${label} after due`, ms(column)]);
     return { columns, rows: run.kept, whole: run.whole, how: "the slowest and the fastest of each stretch and every k-th of the others", what: "requests", open: (row) => r.id[row] };
   };

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import ipaddress
 import json
+import logging
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from harness.dashboard.page import DashboardError, render
 from harness.dashboard.serve.index import Index, Item
@@ -46,12 +48,19 @@ class ServeError(Exception):
 
 def serve(root: Path, host: str, port: int, on_ready: Callable[[str], None]) -> None:
     """Until Ctrl-C. on_ready is told the address. Raises ServeError."""
+    logging.getLogger("aiohttp.server").addFilter(is_ours)
     app = make_app(root, None if not _is_loopback(host) else NAMES | {host})
     listener = _listen(host, port)
     bound = listener.getsockname()
     shown = f"[{host}]" if ":" in host else host
     on_ready(f"http://{shown}:{bound[1]}/")
     web.run_app(app, sock=listener, print=None, access_log=None, shutdown_timeout=1.0)
+
+
+def is_ours(record: logging.LogRecord) -> bool:
+    """Whether a fault is worth a traceback: what is not HTTP is answered with a 400, and is none of ours."""
+    fault = record.exc_info[1] if record.exc_info else None
+    return not isinstance(fault, HttpProcessingError | web.RequestPayloadError)
 
 
 def make_app(root: Path, names: frozenset[str] | None = NAMES) -> web.Application:

@@ -149,6 +149,8 @@ def folders(root: Path) -> Iterator[tuple[Path, str, set[str]]]:
             continue
         names = {entry.name for entry in entries}
         kind = next((kind for kind, file in KINDS if file in names), "run" if names & RUN_FILES else None)
+        if kind == "run" and _stands(folder, names):
+            continue
         if kind is not None:
             yield folder, kind, names
         if kind != "run" and depth < MAX_DEPTH:
@@ -157,6 +159,12 @@ def folders(root: Path) -> Iterator[tuple[Path, str, set[str]]]:
                 for entry in entries
                 if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
             ]
+
+
+def _stands(folder: Path, names: set[str]) -> bool:
+    """Whether it is that of a standing server of a comparison or a capacity search, and no run: what it was
+    measured with lies elsewhere (harness.standing)."""
+    return "meta.json" not in names and (folder.parent.name == "arms" or folder.name.startswith("server-"))
 
 
 def _slim(summary: dict[str, Any]) -> dict[str, Any]:

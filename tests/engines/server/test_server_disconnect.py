@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from aiohttp import http_parser, web_protocol
 
 from tests.engines.server.live_server import LiveServer, RawClient
 
@@ -158,5 +159,28 @@ def test_a_full_connection_that_is_half_closed_is_given_up() -> None:
             assert server.engine.stats.finished == {"abort": 1}
             await server.until(lambda: server.metrics.ended["abort"] == 1, "it is counted")
             lazy.leave("fin")
+
+    asyncio.run(scenario())
+
+
+def test_a_broken_body_is_the_clients_fault_with_the_parser_in_python_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where aiohttp's extension is not built, the fault comes while a handler waits for the body."""
+    monkeypatch.setattr(web_protocol, "HttpRequestParser", http_parser.HttpRequestParserPy)
+    chunked = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
+    )
+
+    async def scenario() -> None:
+        async with LiveServer() as server:
+            client, send = RawClient(server.port), asyncio.get_running_loop().sock_sendall
+            await send(client.socket, chunked)
+            web = server.app_runner.server
+            await server.until(lambda: any(c._request_in_progress for c in web.connections), "it is read")
+            await send(client.socket, b"no size\r\n")
+            assert b"the body cannot be read: " in await client.read_to(b"}}")
+            assert server.metrics.invalid == {400: 1}
+            client.leave("fin")
 
     asyncio.run(scenario())

@@ -227,6 +227,7 @@ def test_what_is_not_http_is_refused_without_a_traceback(caplog: pytest.LogCaptu
                 b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
                 b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+                b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
             ):
                 client = RawClient(server.port)
                 await asyncio.get_running_loop().sock_sendall(client.socket, garbage)

@@ -52,8 +52,12 @@ def compared(folder: Path) -> dict:
 
 
 def test_two_engines_over_two_rounds(tmp_path):
-    command = Command(tmp_path, *SMALL, "engines=[static,chunked]", "rounds=2", "metrics=[counts.completed]")
+    cut = "workload.output.cap=4"
+    command = Command(
+        tmp_path, *SMALL, "engines=[static,chunked]", "rounds=2", "metrics=[counts.completed]", cut
+    )
     code, out, err = command.finish()
+    assert err.count("answers cut to max_tokens") == 1  # every run draws them
     folder = results(out)
     found = compared(folder)
     valid = [one for one in found["rounds"] if one["valid"]]

@@ -250,14 +250,15 @@ def test_nothing_is_left_behind(repo: Path, tmp_path: Path, number: signal.Signa
     commit(repo, sleep_s=20)
     out = tmp_path / "out"
     command = [sys.executable, "-c", SCRIPT, str(repo), str(out)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         while not list(out.glob("*/*/run0/pid")):
             assert process.poll() is None
             time.sleep(0.02)
         assert worktrees(repo) == 2
         run = os.pidfd_open(int(next(out.glob("*/*/run0/pid")).read_text()))
         process.send_signal(number)
-        said = process.communicate(timeout=20)[1]
+        told, said = process.communicate(timeout=20)
     ended, _, _ = select.select([run], [], [], 15)  # well before its 20 s of sleep are over
     os.close(run)
     assert ended
@@ -268,6 +269,10 @@ def test_nothing_is_left_behind(repo: Path, tmp_path: Path, number: signal.Signa
         assert "which a gate that was killed has left behind" in said
     else:
         assert process.returncode == INVALID
-        assert "interrupted after 0 rounds; nothing is judged" in said
+        line = json.loads(told.splitlines()[-1])
+        assert (line["gate"], line["exit"], line["valid_rounds"]) == ("invalid", INVALID, 0)
+        assert "interrupted after 0 rounds; nothing is judged" in line["reasons"][0]
+        kept = json.loads((Path(line["results"]) / "gate.json").read_text())
+        assert kept["reasons"] == line["reasons"]
     assert worktrees(repo) == 1
     assert not list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{process.pid}-*"))
