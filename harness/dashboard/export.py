@@ -189,10 +189,11 @@ class _Plot:
         self._asked = None if height is None else height / SCALE
 
     def set_key(self, entries: Sequence[Sequence[str]]) -> None:
-        """(name, colour, dash) of each trace. A key of our own: Plotly's would scroll where it is long."""
+        """(name, colour, dash) of each trace. A key of our own: Plotly's would scroll where it is long. One
+        entry alone is left out unless the figure asks for it."""
         known = list(dict.fromkeys((str(name), str(colour), str(dash)) for name, colour, dash in entries))
         x, line = float(LEFT), 0
-        for name, colour, dash in known if len(known) > 1 else ():
+        for name, colour, dash in known if len(known) > 1 or self.figure.get("keyed") else ():
             needed = 20 + 6.6 * len(name)
             if x > LEFT and x + needed > self.width - LEFT:
                 x, line = float(LEFT), line + 1
@@ -249,6 +250,7 @@ def _plain(figure: Any, identity: str) -> dict[str, Any]:
     layout = plain.setdefault("layout", {})
     plain["title"] = title_of(plain)
     layout.pop("title", None)
+    plain["keyed"] = layout.get("showlegend") is True
     layout["showlegend"] = False
     for axis in ("xaxis", "yaxis"):
         layout.setdefault(axis, {})

@@ -48,6 +48,13 @@ def test_one_figure_as_svg_and_as_png_of_the_size_asked_for(tmp_path: Path) -> N
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("chromium")
+def test_a_line_alone_is_named_where_the_figure_asks_for_it(tmp_path: Path) -> None:
+    alone = {**LINES, "data": LINES["data"][:1], "layout": {**LINES["layout"], "showlegend": True}}
+    assert ">static</text>" in export_figure(alone, tmp_path / "a.svg", 800, 500).read_text()
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("chromium")
 def test_every_figure_of_a_page_in_the_theme_asked_for(tmp_path: Path, capsys) -> None:
     run = make_run(tmp_path / "run")
     for theme in ("light", "dark"):
