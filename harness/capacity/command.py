@@ -140,6 +140,11 @@ def read(overrides: list[str], root: str, *, virtual: bool) -> Asked:
         check_engine(cfg)
         configs[name] = cfg
     check_workloads(configs.values())
+    gap = settings.capacity.itl_p99_ms
+    if virtual and root == "capacity" and gap is not None:  # a limit that nothing is held to is no limit
+        raise UsageError(
+            f"capacity.itl_p99_ms={gap}: --virtual has no gaps between tokens; leave out --virtual"
+        )
     for multiple in settings.capacity.curve or []:
         if not isinstance(multiple, int | float) or not 0 < multiple <= 5:
             raise UsageError(

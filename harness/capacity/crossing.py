@@ -19,6 +19,7 @@ from harness.capacity.configs import probe_config
 from harness.capacity.crossover import Crossing, Place, by_x, locate, next_place
 from harness.capacity.measure import BESIDE_S, LEAST_REQUESTS, SATURATING_REQUESTS
 from harness.capacity.prober import (
+    IN_VIRTUAL_TIME,
     RATES,
     Interrupted,
     ProbeError,
@@ -88,6 +89,10 @@ def check(asked: Asked) -> Pair:
     if path_of(metric) is None:
         near = "ttft_p99, tpot_p99, itl_p99, e2e_p90, normalized_p50, queue_delay_p50"
         raise UsageError(f"metric={metric}: no such metric; choose one as {near}, or {', '.join(RATES)}")
+    latency = metric.rpartition("_")[0]
+    if asked.virtual and metric not in RATES and latency not in IN_VIRTUAL_TIME:
+        known = ", ".join(IN_VIRTUAL_TIME)
+        raise UsageError(f"metric={metric}: --virtual has no {latency}, only {known}; leave out --virtual")
     names = tuple(asked.engines)
     if len(names) != 2:
         raise UsageError(f"engines=[{','.join(names)}]: a crossover is of two engines")

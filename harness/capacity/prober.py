@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "normalized", "queue_delay", "prefill", "decode")
+IN_VIRTUAL_TIME = ("ttft", "tpot", "e2e", "normalized", "queue_delay")
 FROM_INTENDED = ("ttft", "e2e")
 PERCENTILES = ("p50", "p90", "p95", "p99", "mean", "max")
 RATES = {
