@@ -5,8 +5,9 @@ held. Pressures rise with the rate and are noisy, so a rate near the limit is pr
 requests, until it is clear on which side it lies or its repeats are used. What is not clear then stays inside
 of the interval: its ends are only rates whose verdict is clear.
 
-The search is geometric from a first guess until one rate has held and one has failed, then bisects between
-them. (Bisection on the rate as in the artifact of Sarathi-Serve, OSDI 2024, which probes each rate once.)
+The search goes up from a first guess by a factor, or down by its growing powers, until one rate has held and
+one has failed, then bisects between them. (Down it hurries: if a server with next to nothing to do misses its
+SLO, so does every rate, and that should not take all the time there is.) (Bisection on the rate as in the artifact of Sarathi-Serve, OSDI 2024, which probes each rate once.)
 """
 
 from __future__ import annotations
@@ -75,8 +76,9 @@ class Search:
             return doubtful[-1]
         held, failed = self._of("held"), self._of("failed")
         if not held:
-            lower = rounded(min(self.seen) / DOWN)
-            return lower if lower >= FLOOR * self.guess else None
+            floor = rounded(FLOOR * self.guess)
+            lower = max(floor, rounded(min(self.seen) / DOWN ** len(self.seen)))
+            return lower if min(self.seen) > floor else None
         if not failed:
             higher = rounded(max(self.seen) * UP)
             return higher if higher <= CEILING * self.guess else None

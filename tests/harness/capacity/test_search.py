@@ -103,7 +103,7 @@ def test_a_higher_rate_that_held_is_told_and_both_lie_inside():
 
 def test_an_slo_out_of_reach_and_one_that_nothing_breaks_end_by_themselves():
     low = Search(1.0)
-    play(low, lambda rate: 3.0)
+    assert len(play(low, lambda rate: 3.0)) <= 6  # a probe of a low rate takes long
     assert low.interval().low is None
     assert low.interval().high < 0.05
     high = Search(1.0)
