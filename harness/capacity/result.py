@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.capacity.cost import costs
@@ -29,11 +29,11 @@ def to_json(arms: Sequence[Arm], about: dict[str, Any], device_hour: float | Non
         "schema_version": SCHEMA_VERSION,
         "kind": "capacity",
         **about,
-        "arms": [_arm(arm, device_hour) for arm in arms],
+        "arms": [_arm(arm, about["limits"], device_hour) for arm in arms],
     }
 
 
-def _arm(arm: Arm, device_hour: float | None) -> dict[str, Any]:
+def _arm(arm: Arm, limits: Mapping[str, float | None], device_hour: float | None) -> dict[str, Any]:
     found = arm.interval
     points = [
         {**point.to_json(), "cost": costs(device_hour, [point])}
@@ -46,7 +46,7 @@ def _arm(arm: Arm, device_hour: float | None) -> dict[str, Any]:
         "capacity": {"rps": found.low, "low": found.low, "high": found.high},
         "limited_by": limited_by(arm),
         "ended": arm.ended,
-        "notes": notes(arm),
+        "notes": notes(arm, limits),
         "cost": costs(device_hour, arm.held),
         "points": points,
     }
@@ -58,8 +58,8 @@ def limited_by(arm: Arm) -> list[str]:
     return [name for name in CRITERIA if any(name in point.over for point in above)]
 
 
-def notes(arm: Arm) -> list[str]:
-    """What a reader of the interval has to know. Lines."""
+def notes(arm: Arm, limits: Mapping[str, float | None]) -> list[str]:
+    """What a reader of the interval has to know. Lines. limits: of `about`."""
     found, lines = arm.interval, []
     if arm.ended == "invalid":
         lines.append(f"a probe is not valid: {arm.reason}")
@@ -72,6 +72,8 @@ def notes(arm: Arm) -> list[str]:
     single = [rate for rate in ends if sum(p.rate == rate for p in arm.points) == 1]
     if single:
         lines.append(f"a single probe stands for {_listed(single)} requests/s")
+    if limits["itl_p99_ms"] is not None and arm.points and not any("itl" in p.pressures for p in arm.points):
+        lines.append("not held to capacity.itl_p99_ms: its answers come whole, without gaps between tokens")
     if late := [point for point in arm.points if point.warnings]:
         lines.append(
             f"{len(late)} of {len(arm.points)} probes: {late[0].warnings[0]}; little against the SLO"

@@ -6,8 +6,9 @@ requests, until it is clear on which side it lies or its repeats are used. What 
 of the interval: its ends are only rates whose verdict is clear.
 
 The search goes up from a first guess by a factor, or down by its growing powers, until one rate has held and
-one has failed, then bisects between them. (Down it hurries: if a server with next to nothing to do misses its
-SLO, so does every rate, and that should not take all the time there is.) (Bisection on the rate as in the artifact of Sarathi-Serve, OSDI 2024, which probes each rate once.)
+one has failed, then bisects between them. Down it hurries: where a server with next to nothing to do misses
+its SLO every rate does, and a probe of a low rate takes long. (Bisection on the rate as in the artifact of
+Sarathi-Serve, OSDI 2024, which probes each rate once.)
 """
 
 from __future__ import annotations

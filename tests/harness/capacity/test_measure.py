@@ -138,6 +138,15 @@ def test_an_slo_that_no_rate_keeps_is_a_miss():
     assert exit_code(arms) == REGRESSION
 
 
+def test_an_engine_without_gaps_is_said_not_to_be_held_to_their_limit():
+    arms = [Arm("static", Engine(10.0, [0.0]))]
+    go(arms)
+    limited = ABOUT | {"limits": ABOUT["limits"] | {"itl_p99_ms": 50.0}}
+    told = [any("itl_p99_ms" in note for note in to_json(arms, about, None)["arms"][0]["notes"])
+            for about in (ABOUT, limited)]  # fmt: skip
+    assert told == [False, True]
+
+
 def test_points_for_the_curve_are_multiples_of_the_capacity():
     arms = [Arm("a", Engine(10.0, [0.0]))]
     go(arms, curve=(0.5, 1.5))
