@@ -1,4 +1,5 @@
-"""`python -m harness.dashboard RUN [RUN ...] -o report.html`"""
+"""One page of a run, or of several side by side, that opens from disk; its figures as files; or a live list of
+all runs. `python -m harness.dashboard RUN [RUN ...] -o report.html`"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from harness.cli import DEBUG, put
+from harness.cli import DEBUG, put, say
 from harness.dashboard.export import FORMATS, GROUNDS, WIDTH, ExportError, export_page
 from harness.dashboard.page import DashboardError, render, write_dashboard
 
@@ -46,13 +47,13 @@ def main(argv: list[str] | None = None) -> int:
         for path in export_page(render(runs), folder, format=args.format, width=args.width, theme=args.theme):
             put(str(path))
     except (DashboardError, ExportError) as exc:
-        print(exc, file=sys.stderr)
+        say(f"error: {exc}")
         return 2
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         if DEBUG in os.environ:
             raise
         # As --serve says it: a compare.json that was edited, or records of another version.
-        print(f"cannot be shown: {type(exc).__name__}: {' '.join(str(exc).split())[:200]}", file=sys.stderr)
+        say(f"error: cannot be shown: {type(exc).__name__}: {' '.join(str(exc).split())[:200]}")
         return 2
     return 0
 
@@ -65,7 +66,7 @@ def _serve(args: argparse.Namespace) -> int:
             Path(args.serve), args.host, args.port, lambda url: put(f"{args.serve}: {url} (Ctrl-C ends it)")
         )
     except ServeError as exc:
-        print(exc, file=sys.stderr)
+        say(f"error: {exc}")
         return 2
     return 0
 
