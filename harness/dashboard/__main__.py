@@ -1,5 +1,5 @@
-"""One page of a run, or of several side by side, that opens from disk; its figures as files; or a live list of
-all runs. `python -m harness.dashboard RUN [RUN ...] -o report.html`"""
+"""One page of a run, or of several side by side, that opens from disk; its figures as files; or a live list
+of all runs. `python -m harness.dashboard RUN [RUN ...] -o report.html`"""
 
 from __future__ import annotations
 
