@@ -33,7 +33,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 bench: env ## The main job: RAG traffic against the continuous-batching engine
 	$(PY) -m harness +workload=rag +engine=continuous
 
-gallery: env ## Published results rerun, half an hour, into results/gallery (RESUME=1: what is missing)
+gallery: env ## Published results rerun, a quarter of an hour, into results/gallery (RESUME=1: what is missing)
 	$(PY) -m harness.experiments gallery -o results/gallery $(if $(RESUME),--resume)
 
 gallery-smoke: env ## A minimal form of all of them, minutes, into results/runs/gallery-smoke

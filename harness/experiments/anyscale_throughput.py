@@ -199,5 +199,5 @@ EXPERIMENT = Experiment(
     "the cap of 1,536",
     run=run,
     real=True,
-    minutes=2,
+    minutes=1.2,
 )

@@ -149,5 +149,5 @@ EXPERIMENT = Experiment(
     published="nothing",
     run=run,
     real=True,
-    minutes=1.5,
+    minutes=0.4,
 )

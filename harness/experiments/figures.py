@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from harness.dashboard.colours import METRICS, colour
+from harness.experiments.experiment import number
 
 WIDTH, HEIGHT = 840, 400
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -30,6 +31,11 @@ def chart(title: str, x: str, y: str, *, x_type: str = "linear", y_type: str = "
     return figure
 
 
+def ink(who: str) -> str:
+    """Of an engine or a metric of METRICS; a hex colour is its own."""
+    return who if who.startswith("#") else METRICS.get(who) or colour(who)
+
+
 def line(
     figure: go.Figure,
     engine: str,
@@ -41,14 +47,14 @@ def line(
     mode: str = "lines+markers",
     **more: object,
 ) -> None:
-    """style: 0, 1, ... tells lines of one engine apart. engine: or a metric of METRICS."""
+    """style: 0, 1, ... tells lines of one engine apart. engine: see `ink`."""
     figure.add_scatter(
         x=_round(x),
         y=_round(y),
         name=name or engine,
         mode=mode,
         line={
-            "color": METRICS.get(engine) or colour(engine),
+            "color": ink(engine),
             "dash": DASHES[style % len(DASHES)],
             "width": 2.5,
         },
@@ -63,14 +69,14 @@ def bars(
     x: Sequence[str],
     y: Sequence[float],
     name: str | None = None,
-    opacity: float = 1,
 ) -> None:
+    """engine: see `ink`."""
     figure.add_bar(
         x=list(x),
         y=_round(y),
         name=name or engine,
-        marker={"color": colour(engine), "opacity": opacity},
-        text=[f"{value:.3g}" for value in y],
+        marker={"color": ink(engine)},
+        text=[number(value) for value in y],
         textposition="outside",
         cliponaxis=False,
     )

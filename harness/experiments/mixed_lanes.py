@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from harness.dashboard.colours import styles
 from harness.experiments.experiment import Bench, Claim, Experiment, Findings, Table, medians, number
 from harness.experiments.outcome import Outcome, outcome
 from harness.experiments.simulation import Played, Seen
@@ -27,7 +28,6 @@ POINTS = {
     "three lanes": ("engine=continuous", LANES),
     "priority": ("engine=continuous", "engine.queue=priority"),
 }
-ENGINE_OF = {"one queue": "continuous", "three lanes": "chunked", "priority": "prefill_first"}
 
 
 def of(name: str) -> Callable[[Seen], bool]:
@@ -121,8 +121,8 @@ def _figure(found: dict[str, dict[str, Outcome]]) -> Figure:
 
     figure = chart("p99 TTFT by class", "", "ms", y_type="log")
     labels = ["interactive (chat)", "long_context (retrieval)", "batch (summaries)"]
-    for name, engine in ENGINE_OF.items():
-        bars(figure, engine, labels, [part[name].ttft_p99_ms for part in found.values()], name)
+    for name, own in zip(POINTS, styles(["continuous"] * len(POINTS)), strict=True):  # one engine, its shades
+        bars(figure, own.colour, labels, [part[name].ttft_p99_ms for part in found.values()], name)
     return figure
 
 

@@ -158,5 +158,5 @@ EXPERIMENT = Experiment(
     "(345M) at 11 ms",
     run=run,
     real=False,
-    minutes=0.5,
+    minutes=0.3,
 )

@@ -166,5 +166,5 @@ EXPERIMENT = Experiment(
     "in a batch",
     run=run,
     real=False,
-    minutes=0.7,
+    minutes=0.3,
 )

@@ -279,5 +279,5 @@ EXPERIMENT = Experiment(
     "by the token budget",
     run=run,
     real=True,
-    minutes=1,
+    minutes=0.5,
 )

@@ -139,5 +139,5 @@ EXPERIMENT = Experiment(
     published="up to 315.8 % more throughput than sequence- and iteration-level schedulers",
     run=run,
     real=False,
-    minutes=0.5,
+    minutes=0.2,
 )

@@ -23,9 +23,9 @@ QUIET = ("workload.rate=0.5",)
 
 def run(bench: Bench) -> Findings:
     job = "load.requests=32" if bench.smoke else "load.requests=96"
-    quiet = "load.requests=8" if bench.smoke else "load.requests=16" if bench.real else "load.requests=96"
+    quiet = "load.requests=8" if bench.smoke or bench.real else "load.requests=96"
     plays = bench.rounds({f"{e}, job": [f"engine={e}", *JOB, job] for e in ENGINES})
-    plays |= bench.rounds({f"{e}, quiet": [f"engine={e}", *QUIET, quiet] for e in ENGINES}, rounds=1)
+    plays |= bench.rounds({f"{e}, quiet": [f"engine={e}", *QUIET, quiet] for e in ENGINES})
     found = medians(plays)
     rate = found["continuous, job"].output_tokens_per_s / found["static, job"].output_tokens_per_s
     wait = found["static, quiet"].e2e_p50_ms / found["continuous, quiet"].e2e_p50_ms

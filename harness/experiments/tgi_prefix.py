@@ -109,5 +109,5 @@ EXPERIMENT = Experiment(
     "against 28.3 s",
     run=run,
     real=True,
-    minutes=1.5,
+    minutes=0.6,
 )
