@@ -28,8 +28,8 @@ from workloads.schedule import ScheduledRequest
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Seconds of a pass: `step` for any, `row` for each row in it (a sequence, or pads before one), `token`
-    for each token beyond a row's first. The defaults have the proportions of model=tiny, float32, on one core (a
-    ridge of about 15), and take a few times as long."""
+    for each token beyond a row's first. The defaults have the proportions of model=tiny, float32, on one core
+    (a ridge of about 15), and take a few times as long."""
 
     step: float = 0.0045
     row: float = 0.0003
