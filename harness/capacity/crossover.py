@@ -89,7 +89,18 @@ def locate(
         return Crossing("inconclusive", share=share, reason="the engines change places more than once")
     if clear and share <= 1 - confidence:
         return Crossing("none", arm_above=clear[0] > 0, share=share)
-    return Crossing("inconclusive", share=share, reason="the differences are not clear of the noise")
+    return Crossing("inconclusive", share=share, reason=_unclear(dict(zip(known, signs, strict=True))))
+
+
+def _unclear(signs: Mapping[float, int]) -> str:
+    """What is clear nevertheless: a range that begins where it ends may be decided at once."""
+    at = {sign: ", ".join(f"{x:.4g}" for x, s in signs.items() if s == sign) for sign in (-1, 1, 0)}
+    told = [f"{word} 1 at {at[sign]}" for sign, word in ((-1, "below"), (1, "above")) if at[sign]]
+    if not told:
+        return "the differences are not clear of the noise"
+    if not at[0]:
+        return f"the ratio is {told[0]} and its curve may still cross between them"
+    return f"the ratio is {told[0]} and not clear of the noise at {at[0]}"
 
 
 def next_place(

@@ -48,6 +48,15 @@ def test_the_intervals_cover_and_names_do_not_matter():
     assert np.mean(covered) > 0.9
 
 
+def test_an_inconclusive_one_says_what_is_clear_nevertheless():
+    wide = np.array([-1.5, 1.4, -0.1, 0.3])
+    found = locate([place(1.0, wide), place(2.0, wide / 100 - 0.5), place(4.0, wide / 100 - 0.9)])
+    assert (found.kind, found.reason) == (
+        "inconclusive",
+        "the ratio is below 1 at 2, 4 and not clear of the noise at 1",
+    )
+
+
 def test_engines_that_do_not_differ_have_no_crossover():
     """Many places, whose noise changes sign all the time: no crossing may be made of that."""
     rng = np.random.default_rng(5)
