@@ -227,7 +227,7 @@ def test_a_damaged_folder_is_one_line_for_the_page_too(tmp_path, capsys):
     (tmp_path / "compare.json").write_text('{"arms": [null], "rounds": 5}')
     capsys.readouterr()
     assert main([str(tmp_path), "-o", str(out)]) == 2
-    assert capsys.readouterr().err.startswith("cannot be shown: ")
+    assert capsys.readouterr().err.startswith("error: cannot be shown: ")
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 99999])
