@@ -86,8 +86,8 @@ def run(bench: Bench) -> Findings:
         because=(
             f"the gain over static batching is real ({100 * (gain - 1):+.0f} %), but iteration-level "
             "scheduling without a "
-            f"limit on its requests has more: {over:.2f} x the best slice. The published baseline limits "
-            "what runs "
+            f"limit on its requests has more: {over:.2f} x the best slice, were there a cache and room for "
+            "all. The published baseline limits what runs "
             "together lest memory run out; paging does not have to. What slices bound is the wait behind "
             "a long answer: "
             f"p99 is {number(found[400]['S=16'].normalized_p99_ms)} ms a token at S = 16 and "
