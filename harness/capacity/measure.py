@@ -174,8 +174,10 @@ def _probe(arm: Arm, rate: float, say: Callable[[str], None]) -> Point:
 
 
 def expected_s(arm: Arm, rate: float) -> float:
-    """How long a probe will take: its arrivals, or the service of all where that takes longer; 0 where
-    probes take no time of ours."""
+    """How long a probe will take: its arrivals, or the service of all where that takes longer. In virtual
+    time as long as the longest so far."""
+    if not arm.prober.takes_its_arrivals:
+        return max((p.seconds for p in arm.points), default=0.0)
     beside = [p.seconds - _length_s(arm, p.rate, p.requests) for p in arm.points]
     return max(0.0, (statistics.median(beside) if beside else BESIDE_S) + _length_s(arm, rate, arm.requests))
 

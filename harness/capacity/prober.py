@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.capacity.configs import probe_config
 from harness.capacity.point import Limits, Point, Sample, pressures
@@ -57,6 +57,8 @@ class Seen:
 
 class Prober(ABC):
     """One engine that can be measured again and again. cfg: of a run of it."""
+
+    takes_its_arrivals: ClassVar[bool] = True  # a probe is at least as long as its schedule
 
     def __init__(self, cfg: DictConfig, limits: Limits) -> None:
         self.cfg = cfg

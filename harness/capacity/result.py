@@ -64,7 +64,8 @@ def notes(arm: Arm, limits: Mapping[str, float | None]) -> list[str]:
     if arm.ended == "invalid":
         lines.append(f"a probe is not valid: {arm.reason}")
     elif arm.ended in ENDINGS:
-        lines.append(ENDINGS[arm.ended])
+        none = f"; no rate held down to {found.high:g} requests/s" if found.high and not found.low else ""
+        lines.append(ENDINGS[arm.ended] + (none if arm.ended == "time" else ""))
     if found.unclear and found.low is not None:
         lines.append(f"repeats near the limit did not agree at {_listed(found.unclear)} requests/s")
     lines += [f"{bad:g}/s failed although the higher {good:g}/s held" for bad, good in found.violations]

@@ -40,6 +40,7 @@ def _points(arm: dict[str, Any], price: float | None, console: Console) -> None:
     costs = ("cost/M",) if price is not None else ()
     columns = (name for name, _ in POINT_COLUMNS)
     table = grid(arm["name"], "goodput", "attained", *columns, *costs, "pressure", "")
+    table.columns[-1].no_wrap = False  # all four criteria are wider than what is left of 80 columns
     for point in arm["points"]:
         table.add_row(
             number(point["rate"]),

@@ -38,6 +38,8 @@ SATURATING = 400
 class Virtual(Prober):
     """cost: seconds of a pass of so many rows and tokens."""
 
+    takes_its_arrivals = False
+
     def __init__(
         self, cfg: DictConfig, limits: Limits, cost: Callable[[int, int], float] | None = None
     ) -> None:

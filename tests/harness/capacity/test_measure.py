@@ -26,6 +26,8 @@ ABOUT = {
 class Engine:
     """Holds up to `capacity`; each probe takes its arrivals and 2 s of a clock that only probes move."""
 
+    takes_its_arrivals = True
+
     def __init__(self, capacity, time, log=None, invalid=(), interrupt=math.inf):
         self.capacity, self.time, self.log = capacity, time, [] if log is None else log
         self.invalid, self.interrupt, self.count = set(invalid), interrupt, 0
@@ -136,6 +138,23 @@ def test_an_slo_that_no_rate_keeps_is_a_miss():
     go(arms)
     assert arms[0].ended == "out_of_reach"
     assert exit_code(arms) == REGRESSION
+
+
+@pytest.mark.parametrize(("virtual", "ended", "code"), [(True, "out_of_reach", 1), (False, "time", 4)])
+def test_arrivals_in_virtual_time_use_up_no_minutes(virtual, ended, code):
+    class Hopeless(Engine):
+        takes_its_arrivals = not virtual
+
+        def probe(self, rate, repeat, requests):
+            length = 0.1 if virtual else requests / rate
+            self.time[0] += length
+            return Point(rate, repeat, repeat, requests, {"slo": 50.0}, seconds=length)
+
+    arms = [Arm("a", Hopeless(10.0, [0.0]))]
+    go(arms, seconds=200)
+    assert (arms[0].ended, exit_code(arms)) == (ended, code)
+    (note, *_) = to_json(arms, ABOUT, None)["arms"][0]["notes"]
+    assert ("no rate held down to" in note) is not virtual
 
 
 def test_an_engine_without_gaps_is_said_not_to_be_held_to_their_limit():
