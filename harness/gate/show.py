@@ -24,6 +24,8 @@ def print_result(report: Report, console: Console | None = None) -> None:
         paired = any(figure.effect is not None for figure in report.figures)
         names = ("base", "head", "change", "interval") if paired else ("baseline", "now", "change")
         table = grid("metric", *names, "limit", "verdict")
+        for column in (table.columns[0], *(c for c in table.columns if c.header == "interval")):
+            column.no_wrap = False  # where 80 columns are too few, words are folded and no figure cut off
         for f in report.figures:
             cells = [number(f.baseline), number(f.value), percentage(f.change)]
             cells += [f.span or MISSING] if paired else []

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from harness.formats import Figure
 from harness.gate.paired import Look, judge
 from harness.gate.rules import Rule, Rules
+from harness.gate.show import print_result
 
 LOWER = Rule("latency_ms.tpot.p50", "lower", relative=0.05)
 HIGHER = Rule("throughput.output_tokens_per_s", "higher", relative=0.05)
@@ -113,3 +119,21 @@ def test_each_further_look_has_to_be_surer() -> None:
     assert first.effect is not None
     assert only.effect is not None
     assert first.effect[0] < only.effect[0]
+
+
+def test_a_narrow_terminal_folds_words_and_cuts_off_no_figure() -> None:
+    """An interval as wide as that of five rounds beside other work."""
+    wide: dict[str, Any] = {"better": "lower", "ci95": None, "limit": 10.1, "verdict": "inconclusive"}
+    figure = Figure(
+        "latency_ms.normalized.p50", value=1234.0, baseline=1119.0, change=0.275, gate=False,
+        effect=(-0.534, 2.49), confidence=0.995, **wide,
+    )  # fmt: skip
+    out = Console(file=io.StringIO(), width=80, highlight=False)
+    report: Any = SimpleNamespace(figures=(figure,), reasons=(), outcome="inconclusive")
+    print_result(report, out)
+    assert isinstance(out.file, io.StringIO)
+    said = out.file.getvalue()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in said
+    assert all(
+        word in said for word in ("1119", "1234", "+27.5 %", "-53.4", "+249.0", "10.1", "(inconclusive)")
+    )
