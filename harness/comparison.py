@@ -160,8 +160,13 @@ def listed(names: Sequence[str]) -> str:
 
 def column_names(summaries: Sequence[dict[str, Any]], configs: Sequence[dict[str, Any]]) -> list[str]:
     """What tells the runs apart: the engine, and where one occurs twice the settings in which those runs
-    differ. Runs that differ in nothing are numbered."""
+    differ. Runs that differ in nothing are numbered. Of another tool's result, whose settings are not
+    known, the tool."""
     engines = [str(summary["engine"] or summary["run"]["id"] or "run") for summary in summaries]
+    tools = [summary["run"].get("source", {}).get("tool") for summary in summaries]
+    engines = [
+        f"{e}, {tool}" if tool and engines.count(e) > 1 else e for e, tool in zip(engines, tools, strict=True)
+    ]
     flat = [{key: value for key, value in flatten(config).items() if key not in UNTOLD} for config in configs]
     names = []
     for engine, settings in zip(engines, flat, strict=True):

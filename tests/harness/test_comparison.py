@@ -247,6 +247,15 @@ def test_runs_of_one_engine_are_named_by_what_differs() -> None:
     ]
 
 
+def test_a_result_of_another_tool_is_named_by_it() -> None:
+    ours = {"engine": "static", "run": {"id": "x"}}
+    theirs = {"engine": "static", "run": {"id": "y", "source": {"tool": "vllm bench serve"}}}
+    settings = {"workload": {"name": "rag"}}
+    assert column_names([ours, theirs], [settings, {}]) == ["static", "static, vllm bench serve"]
+    other = {"engine": "chunked", "run": {"id": "z"}}
+    assert column_names([other, theirs], [settings, {}]) == ["chunked", "static"]
+
+
 def test_heads_of_columns_lose_nothing() -> None:
     assert folded("chunked, num_kv_blocks=120") == "chunked\nnum_kv_blocks\n=120"
     assert folded("max_num_batched_tokens=512") == "max_num_\nbatched_\ntokens=512"
